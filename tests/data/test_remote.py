@@ -46,7 +46,7 @@ def uploaded(write_tokens: Write, storage: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, storage: Any) -> list[str]:
-    """The requests that the storage gets from now on."""
+    """The requests that the storage gets from now on: of which file, and from where on."""
     requests: list[str] = []
     original = type(storage).cat_file
 
@@ -165,6 +165,18 @@ def test_mistakes(uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path)
     assert json.loads(sidecar_path(uploaded[1].prefix).read_text())["documents"] == 4
 
 
+def on_the_web(monkeypatch: pytest.MonkeyPatch, storage: Any, said: dict[str, str], of: tuple[str, ...]) -> None:
+    """The storage answers as a server over HTTP, which says this of the files with these endings."""
+    web = type(storage)
+    monkeypatch.setattr(web, "protocol", ("http", "https"))
+    monkeypatch.setattr(web, "ukey", lambda self, path: path)
+
+    def info(self: Any, path: str, **_: Any) -> dict[str, Any]:
+        return {"size": len(self.store[path].getvalue()), **(said if path.endswith(of) else {})}
+
+    monkeypatch.setattr(web, "info", info)
+
+
 @pytest.mark.parametrize(
     ("header", "of"),
     [("ETag", (".bin", ".idx")), ("Last-Modified", (".bin", ".idx")), (None, ()), ("ETag", (".idx",))],
@@ -180,15 +192,8 @@ def test_a_file_that_was_replaced_on_a_web_server(
     of: tuple[str, ...],
 ) -> None:
     """Over HTTP a storage's own key is the URL alone; of the same size, tokens came out of the old copy."""
-    web = type(storage)
-    monkeypatch.setattr(web, "protocol", ("http", "https"))
-    monkeypatch.setattr(web, "ukey", lambda self, path: path)
     said = {header: "first"} if header else {}
-
-    def info(self: Any, path: str, **_: Any) -> dict[str, Any]:
-        return {"size": len(self.store[path].getvalue()), **(said if path.endswith(of) else {})}
-
-    monkeypatch.setattr(web, "info", info)
+    on_the_web(monkeypatch, storage, said, of)
     url, local = uploaded
     before = open_token_file(url, str(tmp_path / "cache"))
     assert before.read(0, local.num_tokens).tolist() == local.read(0, local.num_tokens).tolist()
@@ -201,3 +206,30 @@ def test_a_file_that_was_replaced_on_a_web_server(
     said |= {header: "second"} if ".bin" in of else {}
     after = open_token_file(url, str(tmp_path / "cache"))
     assert after.read(0, local.num_tokens).tobytes() == bytes(tokens)
+
+
+def test_a_version_on_a_web_server_that_says_none_is_told_by_both_ends_of_the_tokens_alone(
+    uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their size, the whole of them is not fetched for it."""
+    (url, local), sizes = uploaded, list[int]()
+    on_the_web(monkeypatch, storage, {}, ())
+    monkeypatch.setattr(remote, "_PROBE", 16)
+    original = type(storage).cat_file
+
+    def cat_file(self: Any, path: str, **settings: Any) -> bytes:
+        found: bytes = original(self, path, **settings)
+        if path.endswith(".bin"):
+            sizes.append(len(found))
+        return found
+
+    tokens = bytearray(storage.cat_file("/bucket/corpus.bin"))
+    monkeypatch.setattr(type(storage), "cat_file", cat_file)
+    for at in (None, 0, 15, -16, -1):
+        if at is not None:
+            tokens[at] ^= 1
+            storage.pipe_file("/bucket/corpus.bin", bytes(tokens))
+        sizes.clear()
+        file = open_token_file(url, str(tmp_path))
+        assert sizes == [16, 16]
+        assert file.read(0, local.num_tokens).tobytes() == bytes(tokens)

@@ -12,6 +12,7 @@ from colonnade.data.loader import Batch, evaluation_positions
 from colonnade.data.rows import Cut, TooLong
 from colonnade.errors import ConfigError, DataError
 from colonnade.evaluation.perplexity import evaluate, evaluate_tokens
+from colonnade.evaluation.progress import Progress
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from colonnade.model.gpt import GPT
@@ -130,6 +131,13 @@ def test_sliding_windows_are_brute_force(length: int, stride: int, num_tokens: i
         found = evaluate_tokens(model, text, dp=DP, seq_length=length, stride=stride, batch_size=batch_size)
         assert found.tokens == num_tokens - 1
         assert found.loss * found.tokens == pytest.approx(expected, rel=1e-12)
+
+
+def test_how_far_it_is_is_told_in_windows_and_by_their_tokens() -> None:
+    said, times = list[str](), iter([0.0, 0.0, 6.0, 12.0, 20.0])
+    progress = Progress("windows", clock=lambda: next(times), say=said.append)
+    evaluate_tokens(tiny_gpt(Axis("tp")), TEXT, dp=DP, seq_length=12, stride=5, batch_size=2, progress=progress)
+    assert said == [f"  {done} of 5 windows, 0:00:0{left} left" for done, left in ((2, 9), (4, 3), (5, 0))]
 
 
 def test_windows_take_all_positions_and_do_not_overlap_unless_asked() -> None:

@@ -79,6 +79,14 @@ def test_tokens_of_answers_alone_are_scored(stride: int | None) -> None:
     assert scored(rows) == [101, 102, 106, 109, 110]
 
 
+@pytest.mark.parametrize("stride", [2, 4, None], ids=["windows", "windows beside each other", "packed"])
+def test_where_answers_are_not_marked_every_token_is_scored(stride: int | None) -> None:
+    """A run that counts answers alone is asked about a text that does not tell them."""
+    text, cut = text_of(11, 4, [0, 5]), Cut(separate=True, best_fit=stride is None, answers=True)
+    rows = PackedText(text, cut) if stride is None else WindowRows(text, stride, cut)
+    assert scored(rows) == [label for label in range(101, 111) if label != 105]
+
+
 def test_rows_that_a_text_fills_have_none_behind_them() -> None:
     assert [len(PackedText(text_of(num_tokens, 4, [0, 5]), PACKED)) for num_tokens in (8, 9, 10)] == [2, 2, 3]
 

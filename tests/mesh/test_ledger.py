@@ -123,6 +123,18 @@ def test_a_step_behind_forgotten_totals_counts_all_that_it_sends() -> None:
     assert [*mesh.ledger.sent_by_step] == [{"tp": 20}, {"tp": 32}]
 
 
+def test_a_step_has_sent_what_all_its_operations_put_in_by_axis() -> None:
+    """What comes is what another rank sends: it counts there."""
+    mesh = paper_mesh(Layout(tp=2, pp=2), 0)
+    for step in (1, 2):
+        mesh.ledger.begin_step(step)
+        collectives.all_reduce(torch.ones(5), mesh.tp)
+        collectives.all_gather(torch.ones(2), mesh.tp)
+        send(torch.ones(3), mesh.pp, 1), receive_(torch.ones(7), mesh.pp, 1)
+    assert mesh.ledger.least_of_steps() == {"tp": 28, "pp": 12}
+    assert [*mesh.ledger.sent_by_step] == [{"tp": 28, "pp": 12}] * 2
+
+
 def test_the_backward_of_a_line_in_another_function_names_that_line() -> None:
     mesh = paper_mesh(LAYOUT, 0)
     x = torch.ones(2, requires_grad=True)

@@ -140,6 +140,19 @@ def test_documents_and_positions_work_each_alone() -> None:
     assert all(abs(a - b) > 1e-6 for i, a in enumerate(losses) for b in losses[:i])
 
 
+def test_rotary_documents_are_documents_computed_alone_and_turn_by_their_own_positions() -> None:
+    """Within a document distances alone count: where nothing is hidden, positions show."""
+    gpt, both = serial(configuration(position="rotary")), packed(PACKED)
+    expected, gradients = loss_and_gradients(gpt, list(separate(PACKED)))
+    loss, _ = loss_and_gradients(gpt, [both])
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    assert_gradients(gpt, Mesh().tp, gradients, 1e-10)
+    given = [replace(both, documents=None), replace(both, documents=None, positions=None)]
+    placed_alone, joined = (loss_and_gradients(gpt, [one])[0] for one in given)
+    assert abs(placed_alone - joined) > 1e-6
+    assert min(abs(placed_alone - loss), abs(joined - loss)) > 1e-6
+
+
 def test_a_generated_text_is_one_document() -> None:
     gpt, given = serial(configuration()), packed(PACKED)
     caches = {"blocks.0": KeyValueCache(torch.zeros(3, 4, 9, 4), torch.zeros(3, 4, 9, 4))}

@@ -31,6 +31,7 @@ from tests.commands import forked, start
 from tests.distributed import run_on_ranks
 from tests.runs import assert_same, assert_same_end, events, metrics, saved_steps
 from tests.slow import first_fast
+from tests.told import Told
 
 STOP = "checkpoint.unequal_copies=stop"
 Corrupt = Callable[[TrainState], None]
@@ -373,6 +374,37 @@ def test_a_run_that_has_returned_does_not_go_on_from_memory_behind_it(
 
 def in_memory(config: Config) -> MemoryCopies:
     return MemoryCopies(config, Mesh(), _Quiet())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", ["return", "mend"])
+def test_what_differed_is_told_by_its_name_and_each_once(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """Ranks 0 to 2 have copies of one shard, ranks 3 to 5 of the other: 2 and 5 stand against the others."""
+    settings, told = load(config, [f"checkpoint.unequal_copies={policy}"]), Told()
+    (checkpoints(Path(settings.run.folder)) / "step_00000002").mkdir(parents=True)
+    state = SimpleNamespace(step=5, ownership=SimpleNamespace(mesh=Mesh()))
+    monkeypatch.setattr(undo, "return_to_newest", lambda state, *_: setattr(state, "step", 2))
+    mended = SimpleNamespace(mend_=lambda sound: None)
+    saving = SimpleNamespace(wait_out=lambda state: None, copies=lambda state: mended, compare=lambda state: None)
+    seen = [
+        {f"w{number} over dp of {group}": value for number in range(9)}
+        for group in ("0,1,2", "3,4,5")
+        for value in ("a", "a", "b")
+    ]
+    repair = Repair(told)  # type: ignore[arg-type]
+    returned = repair(state, CopiesError("differ", seen), settings, None, saving)  # type: ignore[arg-type]
+    does = "returns to step 2" if policy == "return" else "goes on with the majority's state"
+    assert returned is (policy == "return") and told.of("copies differ") == [
+        {
+            "step": 5,
+            "ranks": [2, 5],
+            "what": [f"w{number} over dp" for number in range(8)],
+            "then": does,
+            "reason": "ranks 2 and 5 against the majority",
+        }
+    ]
+    assert told.said == [f"differ\nAt step 5: ranks 2 and 5 against the majority. The run {does}."]
 
 
 class _Quiet:

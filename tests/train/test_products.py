@@ -105,6 +105,9 @@ def test_a_measurement_is_remembered(corpus: TinyCorpus, tmp_path: Path, timer: 
     assert first.rates == second.rates and first.rates["forward"].keys() == {"blas", "onednn", "native"}
     sizes = slices_of(config, 275, 1)
     assert sizes is not None and first.rates["forward"]["onednn"] == sizes.flops["forward"] / 1e9, "in one second"
+    event, rounded = first.event(), {name: round(rate, 1) for name, rate in first.rates["forward"].items()}
+    assert event is not None and event["gflops"]["forward"] == rounded and event["gflops"].keys() == first.rates.keys()
+    assert (event["kernels"], event["how"], event["precision"]) == (ONEDNN.table(), "measured", "bf16")
     settled(tiny.config(corpus, tmp_path, "train.precision=fp32"))
     assert timer.calls == 2, "another number format"
     settled(tiny.config(corpus, tmp_path, "train.precision=bf16", "model.hidden_size=32"))
@@ -366,7 +369,8 @@ def test_where_there_is_no_choice_the_key_has_no_effect_and_that_is_said(
     monkeypatch.setattr(gpu_kernels, "lacking", lambda: "")
     given = tiny.config(corpus, tmp_path, f"train.precision={precision}", "train.products=blas")
     found = settle(given, 275, Mesh().world, torch.device(device))
-    assert found.kernels is None and found.products == usual() and found.metadata() is None and found.line() == ""
+    assert found.kernels is found.metadata() is found.event() is None
+    assert found.products == usual() and found.line() == ""
     assert found.notes == (f'train.products = "blas" has no effect {where}, where matrices are multiplied as they are',)
     unset = tiny.config(corpus, tmp_path, f"train.precision={precision}")
     assert settle(unset, 275, Mesh().world, torch.device(device)).notes == ()
@@ -537,44 +541,45 @@ def test_elsewhere_they_are_chosen_again_and_that_is_said(
     assert [said.startswith(note) for said in found.notes] == [True] * bool(note)
 
 
-@pytest.mark.slow
-def test_a_run_that_goes_on_without_its_compiler_chooses_again_and_says_so(
-    corpus: TinyCorpus, config: Path, tmp_path: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    train(config, run, BF16, "train.steps=2", "optim.decay_steps=6")
-    given = load(config, [f"run.folder={run}", BF16])
-    path = run / "checkpoints/step_00000002" / MANIFEST
+def going_on(finished: Finished, run: Path, **changed: Kernel) -> tuple[Config, ProductMetadata]:
+    """A run that may go on, and what its checkpoint says: as if some uses had other kernels."""
+    shutil.copytree(finished.folder, run)
+    path = run / "checkpoints/step_00000006" / MANIFEST
     manifest = read_manifest(path.parent)
     written = manifest.metadata["products"]
-    kernels = {**written["kernels"], "output": "compiled"}
-    metadata = {**manifest.metadata, "products": {**written, "kernels": kernels}}
-    path.write_text(to_json(replace(manifest, metadata=metadata)))
-    assert settled(given).how == "kept" and settled(given).products.bf16.output == "compiled"
+    metadata = {**written, "kernels": {**written["kernels"], **changed}}
+    path.write_text(to_json(replace(manifest, metadata={**manifest.metadata, "products": metadata})))
+    return load(finished.config, [f"run.folder={run}"]), ProductMetadata.model_validate(metadata)
+
+
+def test_a_run_that_goes_on_without_its_compiler_chooses_again_and_says_so(
+    finished: Finished, tmp_path: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, before = going_on(finished, tmp_path / "run", output="compiled")
+    kept = settled(given)
+    assert kept.kernels == Kernels(**before.kernels) and kept.products.fp32.output == "compiled"
+    assert (kept.how, kept.notes, timer.calls) == ("kept", (), 0)
     lacking(monkeypatch)
     found = settled(given)
-    assert found.how == "measured" and found.products.bf16.output == "onednn"
+    assert found.how == "measured" and found.products.fp32.output == "onednn"
     assert any("there is no C++ compiler" in note for note in found.notes)
     assert any("numbers may differ in rounding from here on" in note for note in found.notes)
-    in_use = ProductMetadata.model_validate(metadata["products"])
-    assert served(in_use, "bf16") == usual()
+    assert served(before, "fp32") == usual()
     monkeypatch.setattr(compiled, "prepare", lambda folder, processor: "")
-    assert served(in_use, "bf16").bf16.output == "compiled"
+    assert served(before, "fp32").fp32.output == "compiled"
 
 
-@pytest.mark.slow
 def test_a_kept_decision_without_compiled_kernels_compiles_nothing(
-    config: Path, tmp_path: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
+    finished: Finished, tmp_path: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, asked = tmp_path / "run", list[Path | None]()
-    train(config, run, BF16, "train.steps=2", "optim.decay_steps=6")
+    given, asked = going_on(finished, tmp_path / "run", **ONEDNN.table())[0], list[Path | None]()
 
     def prepare(folder: Path | None, processor: str) -> str:
         asked.append(folder)
         return ""
 
     monkeypatch.setattr(compiled, "prepare", prepare)
-    found = settled(load(config, [f"run.folder={run}", BF16]))
+    found = settled(given)
     assert (found.how, found.kernels, timer.calls, asked) == ("kept", ONEDNN, 0, [])
 
 

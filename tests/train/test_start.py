@@ -57,6 +57,18 @@ def test_a_token_file_whose_index_contradicts_itself_is_told_before_ranks_start(
     assert f"{tmp_path / 'copy.idx'} is damaged: sequence 0 has -5 tokens from byte 0 on" in answer.err
 
 
+def test_too_few_gpus_are_told_where_device_and_ranks_are_certain(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that has a mistake is told alone: without it, it is not known how many ranks there will be."""
+    keys = ("train.device", "parallel.tp", "parallel.pp", "parallel.dp")
+    monkeypatch.setattr(file_checks, "count_gpus", lambda: 1)
+    settings = load(config, ["train.device=cuda", "parallel.dp=2"])
+    (found,) = file_checks.problems_of_files(settings, ())
+    assert "has 1 CUDA GPU for 2 local ranks" in found.message and set(found.keys) == set(keys)
+    assert [file_checks.problems_of_files(settings, {key}) for key in keys] == [[]] * 4
+
+
 def test_a_vocabulary_too_small_is_told_beside_missing_tokens(config: Path) -> None:
     answer = here("train", config, "data.train=nowhere", "model.vocab_size=100")
     assert answer.status == 2 and "2 problems" in answer.err

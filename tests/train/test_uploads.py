@@ -284,6 +284,24 @@ def test_what_is_saved_while_a_pass_ends_is_uploaded_before_the_run_ends(
     assert run.there()[-1] == 4
 
 
+def test_the_record_beside_the_newest_is_put_once_for_all_that_was_told_of_it(run: Run) -> None:
+    """It has every line of metrics: at each look at the disk it would go over the network again."""
+    put = list[str]()
+
+    def before(operation: str, path: str) -> None:
+        if operation == "put" and RECORD in path:
+            put.append(path)
+
+    FaultyStorage.before = staticmethod(before)
+    run.save(2)
+    with run.uploads() as going:
+        for refresh, times in ((False, 1), (False, 1), (True, 2), (False, 2)):
+            going.wake(refresh=refresh)
+            await_(going._is_done)
+            assert len(put) == times
+    assert len(put) == 3, "the end of the run is told"
+
+
 def test_a_record_that_could_not_be_replaced_is_put_again(run: Run, tmp_path: Path) -> None:
     """As often as it takes: until then nothing works again."""
     run.save(2)
