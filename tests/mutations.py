@@ -795,6 +795,13 @@ MUTATIONS = [
         "self._queue.put(entry)",
         (TRACKING,),
     ),
+    Mutation(
+        "behind a rollback two threads write to a tracker that stood still",
+        "train/tracking.py",
+        "            before.join()\n",
+        "            pass\n",
+        (TRACKING,),
+    ),
     # --- sizes that few tests reach
     Mutation(
         "a shard's real rows are counted by v/tp, not by the rounded shard",
@@ -1149,6 +1156,13 @@ MUTATIONS = [
         "known = (weight > 0) & (direction > 0)",
         "known = weight > 0",
         ("tests/optim/test_lamb.py",),
+    ),
+    Mutation(
+        "of copies that differ only those over the last axis are seen",
+        "checkpoint/copies.py",
+        "            found |= _compare(axis, ",
+        "            found = _compare(axis, ",
+        ("tests/train/test_copies.py",),
     ),
     Mutation(
         "copies over stages are not compared",
@@ -1799,6 +1813,13 @@ MUTATIONS = [
         "train/products.py",
         'without="compiled" if lacking else ""',
         'without=""',
+        ("tests/train/test_products.py",),
+    ),
+    Mutation(
+        "a run that goes on gives up the compiled kernels that it has",
+        "train/products.py",
+        "kernels = Kernels(**before.metadata.kernels)\n        if not _has_compiled(kernels) or not _prepare",
+        "kernels = Kernels(**before.metadata.kernels)\n        if not _has_compiled(kernels) or _prepare",
         ("tests/train/test_products.py",),
     ),
     Mutation(

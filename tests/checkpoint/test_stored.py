@@ -55,11 +55,11 @@ def test_there_and_back(tmp_path: Path, kind: str) -> None:
     assert stored.read(4, MANIFEST) == b"manifest"
     come: list[int] = []
     (tmp_path / "back").mkdir()
-    stored.get(12, {"a.distcp": 1000, ".metadata": 5}, tmp_path / "back", come.append)
+    stored.get(12, ["a.distcp", ".metadata"], tmp_path / "back", come.append)
     assert (tmp_path / "back" / "a.distcp").read_bytes() == b"x" * 1000
     assert (tmp_path / "back" / ".metadata").read_bytes() == b"index"
     with pytest.raises(FileNotFoundError):
-        stored.get(12, {"b.distcp": 1}, tmp_path / "back")
+        stored.get(12, ["b.distcp"], tmp_path / "back")
     stored.remove(12)
     assert Stored(kind.format(tmp_path)).steps() == {4: True, 20: False}
     assert not any(path.name.endswith(".partial") for path in tmp_path.rglob("*"))
@@ -110,7 +110,7 @@ def test_connections_that_fail_are_tried_again(tmp_path: Path) -> None:
     stored.put(4, checkpoint(tmp_path / "one")[:1])
     faults += [OSError("reset by peer")] * 3
     come: list[int] = []
-    stored.get(4, {"a.distcp": 1000}, tmp_path, come.append)
+    stored.get(4, ["a.distcp"], tmp_path, come.append)
     assert sum(come) == 1000 and not faults
     faults += [OSError("reset by peer")] * 9
     with pytest.raises(OSError, match="reset by peer"):

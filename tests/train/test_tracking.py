@@ -46,10 +46,11 @@ class Recorded:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.fails: set[str] = set()
-        self.goes_on = threading.Event()
+        self.is_called, self.goes_on = threading.Event(), threading.Event()
         self.goes_on.set()
 
     def _got(self, what: str, *arguments: Any) -> None:
+        self.is_called.set()
         self.goes_on.wait(20)
         if what in self.fails:
             raise ConnectionError("no route to https://me:topsecret@host/api?key=alsosecret\nsecond line")
@@ -128,6 +129,29 @@ def test_a_tracker_that_stands_still_costs_a_run_nothing_and_what_is_lost_is_cou
         f"Recorded has not got {feed.dropped + 10:,} entries, or not said that it has the last. metrics.jsonl and "
         "events.jsonl have them all."
     ]
+
+
+def test_a_tracker_that_stands_still_over_a_rollback_is_told_afterwards_what_came_since() -> None:
+    """By one thread at a time, and opened again: what it had of later steps is superseded."""
+    tracker, said = Recorded(), list[str]()
+    tracker.goes_on.clear()
+    feed = Feed(tracker, said.append)
+    feed.begin(1)
+    for step in (1, 2):
+        feed.numbers(step, {"loss": 9.0})
+    assert tracker.is_called.wait(20)
+    feed.close(0.05)
+    assert len(said) == 1
+    feed.begin(2)
+    feed.numbers(2, {"loss": 1.0})
+    feed.event(2, "saved", "step_2")
+    tracker.goes_on.set()
+    feed.close(20)
+    assert tracker.calls == [
+        ("open", 1), ("numbers", 1, {"loss": 9.0}), ("close",),
+        ("open", 2), ("numbers", 2, {"loss": 1.0}), ("event", 2, "saved", "step_2"), ("close",),
+    ]  # fmt: skip
+    assert len(said) == 1
 
 
 def test_what_a_tracker_raises_is_said_once_without_credentials_and_it_is_tried_again() -> None:

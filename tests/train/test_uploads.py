@@ -71,7 +71,7 @@ class Run:
 
     def record(self, step: int, target: Path) -> str:
         """The metrics that lie beside a checkpoint in the storage."""
-        self.stored.get(step, {RECORD: 0}, target)
+        self.stored.get(step, [RECORD], target)
         unpack(target / RECORD, target)
         return (target / "metrics.jsonl").read_text()
 
@@ -118,7 +118,7 @@ def test_the_newest_is_uploaded_with_the_record(run: Run, tmp_path: Path) -> Non
     for step, lines in ((4, 1), (6, 2)):
         target = tmp_path / str(step)
         target.mkdir()
-        run.stored.get(step, {RECORD: 0}, target)
+        run.stored.get(step, [RECORD], target)
         assert unpack(target / RECORD, target) == ["metrics.jsonl"]
         assert (target / "metrics.jsonl").read_text().count("\n") == lines, "the newest has all to the run's end"
     assert not [path for path in run.folder.iterdir() if "partial" in path.name]

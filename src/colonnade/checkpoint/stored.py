@@ -12,7 +12,7 @@ A folder without a manifest is what an interrupted upload, or an interrupted del
 import hashlib
 import importlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -120,10 +120,10 @@ class Stored:
         retry(lambda: put(aside))
         retry(lambda: self.storage.mv(aside, self._at(step, name)))
 
-    def get(self, step: int, sizes: Mapping[str, int], folder: Path, progress: Progress = lambda count: None) -> None:
-        """Copy files of a step, of so many bytes, into a folder. FileNotFoundError where one is missing."""
+    def get(self, step: int, names: Iterable[str], folder: Path, progress: Progress = lambda count: None) -> None:
+        """Copy files of a step into a folder. FileNotFoundError where one is missing."""
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for done in [pool.submit(self._get, step, name, folder / name, progress) for name in sizes]:
+            for done in [pool.submit(self._get, step, name, folder / name, progress) for name in names]:
                 done.result()
 
     def remove(self, step: int) -> None:

@@ -152,7 +152,7 @@ def _check_same_run(stored: Stored, step: int, config: Config, as_began: Callabl
 
 def _has_record(stored: Stored, step: int, folder: Path) -> bool:
     try:
-        stored.get(step, {RECORD: 0}, folder)
+        stored.get(step, [RECORD], folder)
         return "config.toml" in unpack(folder / RECORD, folder)
     except (FileNotFoundError, DamagedError):
         return False
@@ -176,7 +176,7 @@ def _is_undone(stored: Stored, step: int, run: Path) -> bool:
 
     recorded = read(run)
     with tempfile.TemporaryDirectory() as folder:
-        stored.get(step, {MANIFEST: 0}, Path(folder))
+        stored.get(step, [MANIFEST], Path(folder))
         known = metadata_of(Path(folder), read_manifest(Path(folder))).rollbacks
     return bool(recorded) and recorded[-1].to < step and recorded[-1] not in known
 
@@ -212,7 +212,7 @@ def _fetch_one(stored: Stored, step: int, config: Config, replace: Callable[[], 
 
 
 def _fetch_record(stored: Stored, step: int, aside: Path, run: Path) -> None:
-    stored.get(step, {RECORD: 0}, aside)
+    stored.get(step, [RECORD], aside)
     record = run / f".{RECORD}.partial"
     (aside / RECORD).replace(record)
     try:
@@ -225,19 +225,18 @@ def _fetch_checked(stored: Stored, step: int, folder: Path) -> int:
     """Fetch the files of a checkpoint, and check every byte; how many there were."""
     from colonnade.checkpoint.manifest import read_manifest, verify
 
-    stored.get(step, {MANIFEST: 0}, folder)
+    stored.get(step, [MANIFEST], folder)
     manifest = read_manifest(folder)
     if manifest.step != step:
         raise DamagedError(f"its manifest is that of step {manifest.step}.")
-    sizes = {name: file.size for name, file in manifest.files.items()}
-    total, free = sum(sizes.values()), shutil.disk_usage(folder).free
+    total, free = sum(file.size for file in manifest.files.values()), shutil.disk_usage(folder).free
     if free < total:
         raise CheckpointError(
             f"The disk is too full to fetch {folder_name(step)} of {stored.url}: {folder.parent} has "
             f"{free / 1e6:,.1f} MB free, and it has {total / 1e6:,.1f} MB. Free some space, or choose another "
             "run.folder."
         )
-    stored.get(step, sizes, folder, _progress(f"Fetching {folder_name(step)}", total))
+    stored.get(step, manifest.files, folder, _progress(f"Fetching {folder_name(step)}", total))
     verify(folder)
     return total
 

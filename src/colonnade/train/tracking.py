@@ -20,6 +20,7 @@ LONGEST = 10_000
 PAUSE = 5.0
 """[seconds] Between two tries to open a tracker that could not be reached."""
 Numbers = Mapping[str, float | int]
+Entries = queue.Queue[Callable[[], None] | None]
 
 
 class Tracker(Protocol):
@@ -46,15 +47,25 @@ class Feed:
         """Entries that did not fit into the queue, or that the tracker did not take."""
         self._tracker, self._say = tracker, say
         self._longest = longest
-        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(longest)
-        self._is_open, self._told, self._stop, self._try_after, self._first = False, False, False, 0.0, 1
+        self._queue: Entries = queue.Queue(longest)
+        self._stop = threading.Event()
+        self._is_open, self._told, self._try_after = False, False, 0.0
         self._thread: threading.Thread | None = None
+        self._last: threading.Thread | None = None
+        """The last that was begun, which may not have ended yet."""
 
     def begin(self, first: int) -> None:
-        """Have a thread open the tracker and write what is put, from step `first` on."""
-        self._first, self._stop, self._try_after = first, False, 0.0
-        self._queue = queue.Queue(self._longest)
-        self._thread = threading.Thread(target=self._write, daemon=True, name=f"tracking by {self._tracker.name}")
+        """Have a thread open the tracker and write what is put, from step `first` on; one that still stands in a call
+        of the tracker's ends before.
+        """
+        self._queue, self._stop = queue.Queue(self._longest), threading.Event()
+        self._thread = threading.Thread(
+            target=self._write,
+            args=(first, self._queue, self._stop, self._last),
+            daemon=True,
+            name=f"tracking by {self._tracker.name}",
+        )
+        self._last = self._thread
         self._thread.start()
 
     def numbers(self, step: int, values: Numbers) -> None:
@@ -72,9 +83,9 @@ class Feed:
         try:
             self._queue.put(None, timeout=patience)
         except queue.Full:
-            self._stop = True
+            self._stop.set()
         thread.join(max(0.0, end - time.monotonic()))
-        self._stop = True
+        self._stop.set()
         left = self._queue.qsize() if thread.is_alive() else 0
         if self.dropped or left or thread.is_alive():
             self._say(
@@ -90,16 +101,20 @@ class Feed:
         except queue.Full:
             self.dropped += 1
 
-    def _write(self) -> None:
-        while (entry := self._queue.get()) is not None and not self._stop:
-            self._try(entry)
+    def _write(self, first: int, entries: Entries, stop: threading.Event, before: threading.Thread | None) -> None:
+        """The thread."""
+        if before is not None:
+            before.join()
+        self._try_after = 0.0
+        while (entry := entries.get()) is not None and not stop.is_set():
+            self._try(entry, first)
         if self._is_open:
             self._guarded(self._tracker.close)
             self._is_open = False
 
-    def _try(self, entry: Callable[[], None]) -> None:
+    def _try(self, entry: Callable[[], None], first: int) -> None:
         if not self._is_open and time.monotonic() >= self._try_after:
-            self._is_open = self._guarded(lambda: self._tracker.open(self._first))
+            self._is_open = self._guarded(lambda: self._tracker.open(first))
             self._try_after = time.monotonic() + PAUSE
         if not self._is_open or not self._guarded(entry):
             self.dropped += 1
