@@ -9,6 +9,7 @@ import torch
 from colonnade.errors import DataError
 from colonnade.evaluation.continuations import Continuation, batch_of, batches_of, rows_of, score
 from colonnade.evaluation.perplexity import evaluate_tokens
+from colonnade.evaluation.progress import Progress
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from colonnade.model.gpt import GPT
@@ -48,6 +49,14 @@ def test_it_is_log_softmax_one_by_one(batch_size: int) -> None:
     found = score(model, wanted, mesh=Mesh(), batch_size=batch_size)
     np.testing.assert_allclose(found.losses, losses, rtol=1e-12)
     assert found.greedy.tolist() == greedy and sum(greedy[len(CONTINUATIONS) :]) == 1, "one of 21 is the likeliest"
+
+
+def test_how_far_it_is_is_told_in_sequences() -> None:
+    said, times = list[str](), iter([0.0, 0.0, 6.0, 12.0, 18.0])
+    progress = Progress("sequences", clock=lambda: next(times), say=said.append)
+    score(tiny_gpt(Axis("tp")), CONTINUATIONS, mesh=Mesh(), batch_size=3, progress=progress)
+    assert [line.partition(",")[0] for line in said] == [f"  {done} of 7 sequences" for done in (3, 6, 7)]
+    assert said[-1].endswith(" 0:00:00 left")
 
 
 def test_every_token_of_a_target_has_to_be_the_likeliest() -> None:
