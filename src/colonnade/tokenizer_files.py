@@ -1,8 +1,11 @@
-"""Which files GPT-2's tokenizer is: a vocabulary and merges, by the names under which they are published."""
+"""Which files a tokenizer is: GPT-2's vocabulary and merges, by the names under which they are published, and what lies
+beside a vocabulary and says how its text is treated.
+"""
 
 from pathlib import Path
 
 _PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+CONFIG, NAMES, ADDED, MODEL = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"
 
 
 def find_pair(path: Path) -> tuple[Path, Path] | None:
@@ -19,3 +22,11 @@ def find_pair(path: Path) -> tuple[Path, Path] | None:
     prefix = str(path).removesuffix("-vocab.json").removesuffix("-merges.txt").removesuffix("-")
     vocab_path, merges_path = Path(f"{prefix}-vocab.json"), Path(f"{prefix}-merges.txt")
     return (vocab_path, merges_path) if vocab_path.is_file() and merges_path.is_file() else None
+
+
+def files_beside(vocabulary: Path) -> tuple[Path, ...]:
+    """CONFIG, NAMES, ADDED and MODEL of a vocabulary's folder, whether or not they are there. None for a vocabulary
+    that is named by a prefix (`*-vocab.txt`), one of several in its folder, nor for a tokenizer.json.
+    """
+    named = vocabulary.name in ("vocab.txt", *(vocab for vocab, _ in _PAIRS)) or vocabulary.suffix == ".model"
+    return tuple(vocabulary.parent / name for name in (CONFIG, NAMES, ADDED, MODEL)) if named else ()

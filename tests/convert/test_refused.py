@@ -426,6 +426,11 @@ def test_tokenizers(copied: Callable[[str], Path], tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     assert "The tokenizer of" in refused(tmp_path, folder, tmp_path / "ours")
     (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertJapaneseTokenizer"}))
+    said = 'tokenizer_config.json has tokenizer_class = "BertJapaneseTokenizer"'
+    assert said in refused(tmp_path, folder, tmp_path / "ours")
+    (folder / "vocab.txt").unlink()
     (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": "code.T"}}))
     out = converted(folder, tmp_path / "ours")
     assert "tokenizer  none in the folder" in out

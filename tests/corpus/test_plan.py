@@ -62,6 +62,9 @@ def test_files_of_every_section_are_named(
     assert make_plan(recipe).identity != before
 
 
+FILES = ("vocab.json", "merges.txt", "vocab.txt", "t.model")
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "changed"),
     [
@@ -70,13 +73,16 @@ def test_files_of_every_section_are_named(
         ("v[1]-vocab.json", "v[1]-merges.txt"),
         ("folder", "folder/merges.txt"),
         ("folder/vocab.json", "folder/merges.txt"),
+        ("folder/vocab.json", "folder/added_tokens.json"),
+        ("folder/vocab.txt", "folder/tokenizer_config.json"),
+        ("folder/t.model", "folder/config.json"),
     ],
 )
 def test_a_tokenizer_is_all_of_its_files(
     tmp_path: Path, write_lines: Callable[..., Path], tokenizer: str, changed: str
 ) -> None:
     (tmp_path / "folder").mkdir()
-    for name in ("v[1]-vocab.json", "v[1]-merges.txt", "folder/vocab.json", "folder/merges.txt"):
+    for name in ("v[1]-vocab.json", "v[1]-merges.txt", *(f"folder/{each}" for each in FILES)):
         (tmp_path / name).touch()
     run: dict[str, Any] = {"tokenizer": str(tmp_path / tokenizer)}
     recipe = make_recipe(write_lines("in.jsonl", ["a"]), folder=tmp_path / "out", run=run)

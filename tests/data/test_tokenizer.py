@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from colonnade.data.tokenizer import END_OF_DOCUMENT, Tokenizer, train_bpe
+from colonnade.data.byte_level import END_OF_DOCUMENT
+from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.errors import DataError
 
 # Text of all kinds: letters, spaces, emoji, control characters; no half surrogates, which are no Unicode text.

@@ -19,9 +19,9 @@ from colonnade.convert.adapted import Adapted, open_adapted
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import WHEN_FULL, check_space, publish, workspace
 from colonnade.convert.to_checkpoint import check_new
-from colonnade.data.chat_template import CONFIG
 from colonnade.serving.options import chosen
 from colonnade.serving.trained import described, find
+from colonnade.tokenizer_files import CONFIG
 from colonnade.train.metadata import MOST_BYTES
 
 

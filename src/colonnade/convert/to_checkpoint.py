@@ -15,17 +15,19 @@ from colonnade.config.load import to_toml
 from colonnade.config.numbers import amount
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import WHEN_FULL, check_space, check_target, publish, workspace
-from colonnade.data.chat_template import CONFIG, JINJA, read_text
+from colonnade.data.chat_template import JINJA
 from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.tokenizer_config import read_text
 from colonnade.errors import CheckpointError, DataError
 from colonnade.huggingface.files import read_json
 from colonnade.huggingface.folder import Published, stub
 from colonnade.huggingface.write import narrowed
 from colonnade.model.precision import DTYPES
 from colonnade.serving.trained import described
+from colonnade.tokenizer_files import CONFIG, NAMES
 
-BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-"""Files of theirs that mean nothing here, and are kept for the way back."""
+BESIDE = (CONFIG, NAMES, "generation_config.json")
+"""Files of theirs that are kept for the way back."""
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")
 _HEADER = """\
 # Made by `colonnade convert` from {name}: [model] and train.precision are those of the weights. The other

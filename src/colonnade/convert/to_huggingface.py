@@ -21,7 +21,6 @@ from colonnade.convert.card import card
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import check_space, check_target, publish, workspace
 from colonnade.convert.to_checkpoint import BESIDE
-from colonnade.data.chat_template import CONFIG as TOKENIZER_CONFIG
 from colonnade.data.t5_dataset import end_and_start, end_of_text
 from colonnade.data.text_template import with_control_tokens, with_end
 from colonnade.data.tokenizer import Tokenizer
@@ -31,6 +30,7 @@ from colonnade.huggingface.folder import CONFIG, TOKEN_IDS, open_published
 from colonnade.huggingface.order import to_theirs
 from colonnade.huggingface.write import Planned, PlannedFile, Writer, index_of, plan_files
 from colonnade.serving.trained import described, tokenizer_of
+from colonnade.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 from colonnade.train.metadata import MOST_BYTES, RunMetadata
 
 _SPECIAL = {

@@ -32,10 +32,12 @@ from jinja2.filters import do_trim
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.tokenizer_config import control_tokens, read_object, read_text
 from colonnade.errors import DataError
+from colonnade.tokenizer_files import CONFIG
 
 Message = Mapping[str, Any]
-CONFIG, JINJA = "tokenizer_config.json", "chat_template.jinja"
+JINJA = "chat_template.jinja"
 _ROLE = "{{ '<|' + message['role'] + '|>\n' }}"
 _ANSWER = "{% generation %}{{ message['content'] | trim + eos_token }}{% endgeneration %}"
 BUILT_IN: Mapping[str, str] = MappingProxyType(
@@ -96,7 +98,7 @@ class ChatTemplate:
             text = named.get("default")
         if not isinstance(text, str):
             return None
-        return cls(text, _control_tokens(content))
+        return cls(text, control_tokens(content))
 
     def render(
         self, messages: Sequence[Message], *, tools: Any = None, add_generation_prompt: bool = False
@@ -258,8 +260,8 @@ def chosen_template(named: str | None, tokenizer: Tokenizer, path: str | Path) -
 
     DataError where there is none, or the tokenizer lacks a token of it.
     """
-    there = _read_config(Path(path))
-    tokens = _control_tokens(there)
+    there = read_object(_folder(path) / CONFIG)
+    tokens = control_tokens(there)
     end = tokenizer.end_of_document
     if "eos_token" not in tokens and end is not None:
         tokens = {**tokens, "eos_token": tokenizer.names[end]}
@@ -290,11 +292,14 @@ def chosen_template(named: str | None, tokenizer: Tokenizer, path: str | Path) -
 
 def template_beside(path: str | Path) -> ChatTemplate | None:
     """The template beside a tokenizer: that of its folder; None where there is none."""
-    folder = Path(path) if Path(path).is_dir() else Path(path).parent
-    content, file = _read_config(Path(path)), folder / JINJA
+    content, file = read_object(_folder(path) / CONFIG), _folder(path) / JINJA
     if file.is_file():
         content = {**content, "chat_template": read_text(file)}
     return ChatTemplate.from_json(content)
+
+
+def _folder(path: str | Path) -> Path:
+    return Path(path) if Path(path).is_dir() else Path(path).parent
 
 
 def _text_of(named: str) -> str:
@@ -306,38 +311,6 @@ def _text_of(named: str) -> str:
             "of Jinja."
         )
     return read_text(Path(named))
-
-
-def read_text(file: Path) -> str:
-    """A template, or what lies beside a tokenizer. DataError where it cannot be read."""
-    try:
-        return file.read_text(encoding="utf-8-sig")  # some editors begin with a mark
-    except (UnicodeDecodeError, OSError) as error:
-        raise DataError(f"{file} cannot be read as text: {error}. Copy it again from its source.") from error
-
-
-def _read_config(path: Path) -> Mapping[str, Any]:
-    """The tokenizer_config.json beside a tokenizer; empty where there is none."""
-    file = (path if path.is_dir() else path.parent) / CONFIG
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(read_text(file))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} is no JSON ({error}). Copy it again from its source.") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{file} holds no object. Copy it again from its source.")
-    return content
-
-
-def _control_tokens(content: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token and its like: names, or objects that have them as content."""
-    found: dict[str, str] = {}
-    for key, value in content.items():
-        name = value.get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(name, str):
-            found[key] = name
-    return found
 
 
 class _Answers(jinja2.ext.Extension):

@@ -19,6 +19,8 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from colonnade.architecture.huggingface.keys import shown
+from colonnade.data.tokenizer_config import TokenizerConfig
 from colonnade.errors import DataError
 
 Fields = Mapping[int, int | bytes]
@@ -28,6 +30,9 @@ _UNKNOWN, _CONTROL, _USER = 2, 3, 4
 _SPACE = "▁"
 HIDDEN = "\uffff"
 """Before the names of a Unigram model's control tokens and its unknown one, so that no text can be taken for one."""
+SENTINEL = "<extra_id_{}>"
+"""What stands for a span that is cut out, by its number: T5's names."""
+_T5 = "T5Tokenizer"
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,10 @@ class _Model:
     squeeze_spaces: bool
 
 
-def load_sentencepiece(path: Path) -> tokenizers.Tokenizer:
-    """A tokenizer that gives the ids that SentencePiece gives. Raises DataError for what is no such model."""
+def load_sentencepiece(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer:
+    """A tokenizer that gives the ids that SentencePiece gives, with T5's sentinels if it is one's. Raises DataError for
+    what is no such model.
+    """
     try:
         model = _parse(path.read_bytes())
     except (IndexError, UnicodeDecodeError, ValueError, struct.error) as error:
@@ -68,6 +75,9 @@ def load_sentencepiece(path: Path) -> tokenizers.Tokenizer:
             f"{path} has symbols of its user's, which `tokenizers` does not treat as SentencePiece does. Train it "
             "without user_defined_symbols, or use a tokenizer.json."
         )
+    name = config.class_of("LlamaTokenizer", _T5)
+    config.fixed("add_prefix_space", model.dummy_prefix, why=f"the add_dummy_prefix of {path.name} says otherwise")
+    config.fixed("sp_model_kwargs", {}, why="a text has the same tokens each time here")
     inner = tokenizers.Tokenizer(_unigram(model) if model.kind == _UNIGRAM else _bpe(model))
     inner.normalizer = _normalizer(model)
     if model.kind == _UNIGRAM:
@@ -76,7 +86,19 @@ def load_sentencepiece(path: Path) -> tokenizers.Tokenizer:
         )
     inner.decoder = _decoder(model)
     inner.add_special_tokens([_name(model, piece) for piece in model.pieces if piece.kind == _CONTROL])
+    if name == _T5:
+        inner.add_special_tokens(_sentinels(model, config))
     return inner
+
+
+def _sentinels(model: _Model, config: TokenizerConfig) -> list[str]:
+    """T5's, whose ids fall behind the pieces, unless they are among these."""
+    number, names = config.settings.get("extra_ids"), {piece.text for piece in model.pieces}
+    number = 100 if number is None else number
+    if type(number) is not int or number < 0:
+        config.refuse(f"extra_ids = {shown(number)}, which is no number of tokens")
+    sentinels = (SENTINEL.format(each) for each in reversed(range(number)))
+    return [name for name in sentinels if name not in names]
 
 
 def _name(model: _Model, piece: _Piece) -> str:

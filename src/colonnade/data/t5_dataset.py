@@ -27,7 +27,8 @@ from colonnade.data.indexed import TokenFile
 from colonnade.data.phased_dataset import PhasedDataset
 from colonnade.data.rows import Samples
 from colonnade.data.sampler import Order
-from colonnade.data.tokenizer import SENTINEL, Tokenizer
+from colonnade.data.sentencepiece import SENTINEL
+from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 
 Integers = NDArray[np.int64]

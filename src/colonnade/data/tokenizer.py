@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from colonnade.atomic import write_whole
-from colonnade.data.sentencepiece import HIDDEN, load_sentencepiece
+from colonnade.data.added_tokens import add_tokens
+from colonnade.data.byte_level import END_OF_DOCUMENT, byte_level, load_pair
+from colonnade.data.sentencepiece import HIDDEN, SENTINEL, load_sentencepiece
+from colonnade.data.tokenizer_config import TokenizerConfig, read_text
 from colonnade.data.wordpiece import load_wordpiece
 from colonnade.errors import DataError
 from colonnade.tokenizer_files import find_pair
 
-SENTINEL = "<extra_id_{}>"
-"""What stands for a span that is cut out, by its number: T5's names."""
-END_OF_DOCUMENT = "<|endoftext|>"
 _ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<eos>", "</s>")
 
 
@@ -43,15 +43,17 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a tokenizer.json, a WordPiece vocab.txt, a SentencePiece .model, or the folder of one of them; or
-        GPT-2's two files: their folder, one of them, or the prefix of `*-vocab.json`.
+        GPT-2's two files: their folder, one of them, or the prefix of `*-vocab.json`. What lies beside a vocabulary
+        and says how its text is treated (`TokenizerConfig`) is obeyed.
         """
         path = Path(path)
-        other = _find_other(path)
-        if other is not None:
-            return cls(load_wordpiece(other) if other.suffix == ".txt" else load_sentencepiece(other))
         pair = find_pair(path)
-        if pair is not None:
-            return cls(_from_pair(*pair))
+        other = _find_other(path) if pair is None else pair[0]
+        if other is not None:
+            config = TokenizerConfig.beside(other)
+            inner = load_pair(*pair, config) if pair is not None else _LOADERS[other.suffix](other, config)
+            add_tokens(inner, config, only_control=other.suffix == ".model")
+            return cls(inner)
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():
             raise DataError(
@@ -59,7 +61,7 @@ class Tokenizer:
                 "vocab.json with merges.txt, vocab.txt or one *.model in it. Train one with `colonnade data "
                 "train-tokenizer`, or name GPT-2's folder."
             )
-        found = cls.from_json(_read_text(file), source=str(file))
+        found = cls.from_json(read_text(file), source=str(file))
         dropout = getattr(found._inner.model, "dropout", None)
         if dropout:
             raise DataError(
@@ -290,7 +292,7 @@ def train_bpe(
             f"a vocabulary of {vocab_size} is too small for a byte-level BPE: the 256 bytes{marks} and "
             f"{END_OF_DOCUMENT} take {smallest}. Ask for {smallest} or more."
         )
-    inner = _byte_level(models.BPE())
+    inner = byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - 1 - sentinels,
         min_frequency=min_frequency,
@@ -300,31 +302,6 @@ def train_bpe(
     inner.train_from_iterator((_whole(text) for text in texts), trainer=trainer)
     inner.add_special_tokens([END_OF_DOCUMENT, *(SENTINEL.format(number) for number in range(sentinels))])
     return Tokenizer(inner)
-
-
-def _byte_level(model: models.Model) -> tokenizers.Tokenizer:
-    inner = tokenizers.Tokenizer(model)
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    return inner
-
-
-def _from_pair(vocab_path: Path, merges_path: Path) -> tokenizers.Tokenizer:
-    try:
-        vocab = json.loads(_read_text(vocab_path))
-        lines = _read_text(merges_path).split("\n")
-        merges = [_pair_of(line) for line in lines if line and not line.startswith("#version")]
-        inner = _byte_level(models.BPE(vocab=vocab, merges=merges))
-    except DataError:
-        raise
-    except Exception as error:  # the library raises plain Exception
-        raise DataError(
-            f"{vocab_path} and {merges_path} are not the vocabulary and the merges of one byte-level BPE: {error}. "
-            "Copy both from one source."
-        ) from error
-    if END_OF_DOCUMENT in vocab:
-        inner.add_special_tokens([END_OF_DOCUMENT])
-    return inner
 
 
 def _unusual(content: Mapping[str, Any], token: Mapping[str, Any]) -> dict[str, bool]:
@@ -338,28 +315,19 @@ def _unusual(content: Mapping[str, Any], token: Mapping[str, Any]) -> dict[str, 
     return {key: token[key] for key, value in usual.items() if token[key] != value}
 
 
-def _pair_of(line: str) -> tuple[str, str]:
-    first, second = line.removesuffix("\r").split(" ")
-    return first, second
+_LOADERS = {".txt": load_wordpiece, ".model": load_sentencepiece}
 
 
 def _find_other(path: Path) -> Path | None:
     """A vocab.txt or a .model that is meant, where there is no tokenizer.json and no pair of GPT-2's."""
     if path.is_file() and (path.name == "vocab.txt" or path.name.endswith((".model", "-vocab.txt"))):
         return path
-    if not path.is_dir() or (path / "tokenizer.json").is_file() or find_pair(path) is not None:
+    if not path.is_dir() or (path / "tokenizer.json").is_file():
         return None
     if (path / "vocab.txt").is_file():
         return path / "vocab.txt"
     found = sorted(path.glob("*.model"))
     return found[0] if len(found) == 1 else None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError) as error:
-        raise DataError(f"{path} cannot be read as text: {error}. Copy it again from its source.") from error
 
 
 def _whole(text: str) -> str:

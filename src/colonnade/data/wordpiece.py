@@ -8,18 +8,19 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from colonnade.architecture.huggingface.keys import shown
+from colonnade.data.tokenizer_config import TokenizerConfig, control_tokens, read_text
 from colonnade.errors import DataError
 
 CONTROL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def load_wordpiece(path: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of a vocab.txt; text is lower-cased, without accents, where no token has a capital letter."""
-    try:
-        names = path.read_text(encoding="utf-8").split("\n")
-    except (UnicodeDecodeError, OSError) as error:
-        raise DataError(f"{path} cannot be read as text: {error}. Copy it again from its source.") from error
-    names = [name.removesuffix("\r") for name in names]
+def load_wordpiece(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer:
+    """The tokenizer of a vocab.txt. Where `config` does not say whether text is lower-cased, it is if no token has a
+    capital letter; and it loses its accents where it is lower-cased.
+    """
+    _check(config)
+    names = [name.removesuffix("\r") for name in read_text(path).split("\n")]
     while names and not names[-1]:
         names.pop()
     missing = [name for name in CONTROL if name not in names]
@@ -27,7 +28,24 @@ def load_wordpiece(path: Path) -> tokenizers.Tokenizer:
         what = f"has no {', '.join(missing)}" if missing else "has a token twice"
         raise DataError(f"{path} is no WordPiece vocabulary: it {what}. Use BERT's vocab.txt, one token a line.")
     lower = not any(name != name.lower() for name in names if not name.startswith("["))
-    return _around({name: number for number, name in enumerate(names)}, lowercase=lower)
+    inner = _around({name: number for number, name in enumerate(names)})
+    inner.normalizer = normalizers.BertNormalizer(
+        handle_chinese_chars=bool(config.flag("tokenize_chinese_chars", default=True)),
+        strip_accents=config.flag("strip_accents", default=None),
+        lowercase=bool(config.flag("do_lower_case", default=lower)),
+    )
+    return inner
+
+
+def _check(config: TokenizerConfig) -> None:
+    """DataError for what is not BERT's way to cut words."""
+    config.class_of("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
+    config.fixed("do_basic_tokenize", True, why="text is cut into words at blanks and punctuation here")
+    config.fixed("never_split", [], why="every word is cut into pieces here")
+    config.fixed("wordpieces_prefix", "##", why="what goes on with a word begins with ## here")
+    for key, name in control_tokens({**config.settings, **config.names}).items():
+        if key == "unk_token" and name != CONTROL[1]:
+            config.refuse(f"unk_token = {shown(name)}, and what is no word is {CONTROL[1]} here")
 
 
 def train_wordpiece(
@@ -42,7 +60,8 @@ def train_wordpiece(
             f"a vocabulary of {vocab_size} is too small: BERT's control tokens alone are {len(CONTROL)}. Ask for some "
             "thousands."
         )
-    inner = _around({}, lowercase=True)
+    inner = _around({})
+    inner.normalizer = normalizers.BertNormalizer(lowercase=True)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
@@ -54,10 +73,9 @@ def train_wordpiece(
     return inner
 
 
-def _around(ids: dict[str, int], *, lowercase: bool) -> tokenizers.Tokenizer:
+def _around(ids: dict[str, int]) -> tokenizers.Tokenizer:
     """BERT's way to cut text into words, around a vocabulary."""
-    inner = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=100))
-    inner.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    inner = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=CONTROL[1], max_input_chars_per_word=100))
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     inner.decoder = decoders.WordPiece()
     if ids:

@@ -3,20 +3,11 @@
 import json
 from typing import Any, TypeGuard
 
+from colonnade.data.byte_level import SPLITS
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.gguf.header import Header
 
-_NUMBERS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{DIGITS}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_SPLITS: dict[str, str | None] = {
-    "gpt-2": None,
-    "llama-bpe": _NUMBERS.replace("{DIGITS}", "{1,3}"),
-    "qwen2": _NUMBERS.replace("{DIGITS}", ""),
-}
-"""By the name of `tokenizer.ggml.pre`; None: as GPT-2."""
 _CONTROL, _USERS = 3, 4
 """Kinds of tokens that are kept whole: the first stand for no text, and no text becomes one; the second are text."""
 
@@ -33,13 +24,13 @@ def tokenizer_in(header: Header) -> Tokenizer | str:
         what = "tokenizer.model (SentencePiece)" if said["model"] == "llama" else "tokenizer.json"
         return f"left: of kind {said['model']}. Name the original model's {what} with --tokenizer to have one"
     tokens, merges = said["tokens"], said["merges"]
-    if not isinstance(said["pre"], str) or said["pre"] not in _SPLITS:
+    if not isinstance(said["pre"], str) or said["pre"] not in SPLITS:
         return f"left: it splits text as {said['pre']}. Name the original model's tokenizer.json with --tokenizer"
     if not (_are_texts(tokens) and _are_texts(merges) and isinstance(kinds, list)):
         return _UNREADABLE
     added = {id_: kind == _CONTROL for id_, kind in enumerate(kinds) if kind in (_CONTROL, _USERS)}
     try:
-        return Tokenizer.from_json(json.dumps(_content(tokens, merges, added, _SPLITS[said["pre"]])))
+        return Tokenizer.from_json(json.dumps(_content(tokens, merges, added, SPLITS[said["pre"]])))
     except DataError:
         return _UNREADABLE
 

@@ -25,7 +25,6 @@ from colonnade.checkpoint.plan import Shard
 from colonnade.config.compare import model_metadata
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig
-from colonnade.data.chat_template import CONFIG as CHAT
 from colonnade.data.chat_template import ChatTemplate, Message
 from colonnade.data.conversation import Chat
 from colonnade.data.t5_dataset import end_and_start
@@ -54,6 +53,7 @@ from colonnade.serving.options import device_problems, layout_problems, no_check
 from colonnade.tasks.task import Hidden
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
+from colonnade.tokenizer_files import CONFIG as CHAT
 from colonnade.train.base import BaseMetadata, base_path, check_base, check_given_base, content_together
 from colonnade.train.init_from import origin_at
 from colonnade.train.metadata import MOST_BYTES, RunMetadata, config_of, metadata_of

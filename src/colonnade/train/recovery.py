@@ -29,12 +29,12 @@ from colonnade.config.compare import model_metadata
 from colonnade.config.load import to_toml
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
-from colonnade.data.chat_template import CONFIG
 from colonnade.errors import CheckpointError, CopiesError
 from colonnade.mesh.background import background_group
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
 from colonnade.tensor_parallel.placement import Placement
+from colonnade.tokenizer_files import CONFIG
 from colonnade.train import rollbacks
 from colonnade.train.base import check_base
 from colonnade.train.best import Best, best_of, spared
