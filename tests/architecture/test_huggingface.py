@@ -149,6 +149,28 @@ def test_a_t5_that_says_nothing_of_its_output_layer_has_its_token_table_there() 
     assert theirs is not None and found == described(theirs)
 
 
+@pytest.mark.parametrize("name", ["t5", "t5, gated, untied"])
+def test_what_follows_from_a_t5s_mlp_may_not_say_otherwise(name: str) -> None:
+    """transformers computes by these keys where a file has them."""
+    whole = completed(name, MODELS[name][1])
+    assert whole is not None
+    gated, plain = name != "t5", described(whole)
+    known = {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"} if gated else {"relu"}
+    for act in ("relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "silu"):
+        found, theirs = described(whole | {"dense_act_fn": act}), completed(name, whole | {"dense_act_fn": act})
+        assert theirs is not None and theirs["dense_act_fn"] == act
+        said = f'dense_act_fn = "{act}": feed_forward_proj = "{whole["feed_forward_proj"]}" says otherwise'
+        assert found == (plain if act in known else said)
+    theirs = completed(name, whole | {"is_gated_act": not gated})
+    assert theirs is not None and theirs["is_gated_act"] is not gated
+    assert f"is_gated_act = {str(not gated).lower()}: feed_forward_proj = " in str(described(theirs))
+    without = {key: value for key, value in whole.items() if key not in ("dense_act_fn", "is_gated_act")}
+    assert described(without) == plain and isinstance(plain, dict)
+    assert "feed_forward_proj = [] is no text" in str(described(whole | {"feed_forward_proj": []}))
+    silu = whole | {"feed_forward_proj": "gated-silu", "dense_act_fn": "silu", "is_gated_act": True}
+    assert described(silu) == 'feed_forward_proj = "gated-silu": this family can have relu, gated-gelu here'
+
+
 @pytest.mark.parametrize(
     ("name", "architecture"),
     [

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from colonnade.architecture.huggingface.common import activation
-from colonnade.architecture.huggingface.keys import Keys
+from colonnade.architecture.huggingface.common import GELUS, activation
+from colonnade.architecture.huggingface.keys import Keys, shown
 from colonnade.architecture.huggingface.statement import Family, Place, Second, at
 from colonnade.config.model import ModelConfig
 
@@ -51,7 +51,7 @@ PLACES: Mapping[str, Place] = {
 
 
 def _read(keys: Keys) -> dict[str, Any]:
-    keys.ignore("dropout_rate", "dense_act_fn", "is_gated_act")  # the last two follow from feed_forward_proj
+    keys.ignore("dropout_rate")
     keys.fixed("is_decoder", False, why="the encoder's part says it of itself alone")
     layers, tied = keys.take("num_layers", int), keys.take("tie_word_embeddings", bool, True)
     decoder = keys.take("num_decoder_layers", int, None)
@@ -66,7 +66,7 @@ def _read(keys: Keys) -> dict[str, Any]:
         "ffn_hidden_size": keys.take("d_ff", int),
         "seq_length": keys.take("n_positions", int, 512),
         "vocab_size": keys.take("vocab_size", int),
-        "activation": activation(keys, "feed_forward_proj", "relu", ACTIVATIONS),
+        "activation": _activation(keys),
         "relative_buckets": keys.take("relative_attention_num_buckets", int, 32),
         "relative_distance": keys.take("relative_attention_max_distance", int, 128),
         "norm_epsilon": keys.take("layer_norm_epsilon", float, 1e-6),
@@ -74,6 +74,19 @@ def _read(keys: Keys) -> dict[str, Any]:
         "tie_embeddings": keys.take("scale_decoder_outputs", bool, tied),
         **({"init_std": factor} if factor > 0 else {}),
     }
+
+
+def _activation(keys: Keys) -> str:
+    """Of feed_forward_proj. Two other keys follow from it, take precedence for transformers, and may not differ."""
+    ours, given = activation(keys, "feed_forward_proj", "relu", ACTIVATIONS), keys.get("feed_forward_proj")
+    if given not in (None, *ACTIVATIONS):
+        keys.ignore("dense_act_fn", "is_gated_act")
+        return ours
+    is_gated, why = ours == "geglu_tanh", f"feed_forward_proj = {shown(given or 'relu')} says otherwise"
+    names = [name for name, each in GELUS.items() if each == "gelu_tanh"] if is_gated else ["relu"]
+    keys.fixed("dense_act_fn", *names, why=why)
+    keys.fixed("is_gated_act", is_gated, why=why)
+    return ours
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:
