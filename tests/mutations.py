@@ -3493,8 +3493,8 @@ MUTATIONS = [
     Mutation(
         "the record of a run lacks what was decided of changes",
         "train/run_record.py",
-        '    "changes.jsonl",\n    DECIDED,\n',
-        '    "changes.jsonl",\n',
+        "    CHANGES,\n    DECIDED,\n",
+        "    CHANGES,\n",
         ("tests/train/test_fetched.py",),
     ),
     Mutation(

@@ -30,6 +30,7 @@ def change(
     still: then they change when it goes on.
     """
     from colonnade.train import change_requests
+    from colonnade.train.run_folder import CHANGES
 
     if listed == bool(keys) or (listed and (at is not None or by or reason)):
         raise ConfigError("Give keys to change, like optim.learning_rate=1e-4, or --list alone.")
@@ -42,4 +43,4 @@ def change(
     request |= {name: text for name, text in (("by", by), ("reason", reason)) if text}
     change_requests.ask(run, {**request, "time": round(time.time(), 3)})
     when = "behind the next step that it ends" if at is None else f"behind step {at:,}"
-    print(f"Asked for in {run / change_requests.CHANGES}: the run changes {when}.")
+    print(f"Asked for in {run / CHANGES}: the run changes {when}.")

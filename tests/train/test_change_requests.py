@@ -11,8 +11,9 @@ import pytest
 from colonnade.config.load import load
 from colonnade.errors import hidden
 from colonnade.train.change import BLEND, Change, as_it_began, conflicts, earlier_blends, in_force
-from colonnade.train.change_requests import CHANGES, Decided, Line, ask, lines_of
+from colonnade.train.change_requests import Decided, Line, ask, lines_of
 from colonnade.train.corpus import curriculum_of
+from colonnade.train.run_folder import CHANGES
 from tests.commands import forked, here
 from tests.runs import Finished, metrics
 from tests.tiny import TinyCorpus

@@ -20,11 +20,11 @@ from colonnade.config.load import load
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.launch import launch
 from colonnade.train import fetched, metadata, start
-from colonnade.train.change_requests import CHANGES
 from colonnade.train.divergence import Rollback
 from colonnade.train.monitor import Monitor
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.rollbacks import by_hand, write
+from colonnade.train.run_folder import CHANGES
 from colonnade.train.run_record import pack, unpack
 from colonnade.train.uploads import Uploads
 from tests import tiny

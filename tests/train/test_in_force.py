@@ -14,10 +14,11 @@ from colonnade.config.load import load
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import in_force, loop
 from colonnade.train.change import Change
-from colonnade.train.change_requests import CHANGES, Decided, read_decided
+from colonnade.train.change_requests import Decided, read_decided
 from colonnade.train.corpus import open_corpus
 from colonnade.train.divergence import Rollback
 from colonnade.train.in_force import InForce
+from colonnade.train.run_folder import CHANGES
 from colonnade.train.state import learning_rate_of
 from tests import tiny
 from tests.commands import forked, here

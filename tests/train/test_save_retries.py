@@ -18,11 +18,11 @@ from colonnade.checkpoint import files
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import lines, loop, recovery, save_retries
-from colonnade.train.change_requests import CHANGES
 from colonnade.train.corpus import open_corpus
 from colonnade.train.interrupt import Interrupt, Request
 from colonnade.train.lines import Lines
 from colonnade.train.recovery import Checkpoints, saving
+from colonnade.train.run_folder import CHANGES
 from colonnade.train.save_retries import LONGEST, SaveRetries
 from colonnade.train.state import TrainState, build_state
 from tests.commands import forked, start

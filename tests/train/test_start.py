@@ -19,7 +19,7 @@ from colonnade.launch import launch
 from colonnade.train import file_checks
 from colonnade.train import start as begin
 from colonnade.train.corpus import curriculum_of, open_corpus
-from colonnade.train.run_folder import occupy
+from colonnade.train.run_folder import CHANGES, occupy
 from tests.commands import after_banner, forked, here
 from tests.commands import start as start_ranks
 from tests.runs import Finished, metrics, snapshot
@@ -354,6 +354,10 @@ def test_what_to_do_after_a_loss(finished: Finished, config: Path) -> None:
     for every, said in (("4", "checkpoint.every = 4 steps had not passed"), ("0", "checkpoint.every = 0 saves at")):
         fresh = load(config, [f"checkpoint.every={every}"])
         assert said in begin.how_to_go_on(fresh) and "starts again from the beginning" in begin.how_to_go_on(fresh)
+    (run := Path(fresh.run.folder)).mkdir()
+    (run / CHANGES).write_text('{"change": {"checkpoint.every": 7}}\n')
+    (run / "metrics.jsonl").write_text('{"step": 3, "loss": 5.0}\n')
+    assert "checkpoint.every = 7 steps had not passed" in begin.how_to_go_on(fresh)
 
 
 def test_only_a_users_mistake_is_a_problem() -> None:

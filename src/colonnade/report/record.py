@@ -9,6 +9,7 @@ import time
 import tomllib
 from array import array
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from colonnade.drawing.thin import Floats
 from colonnade.errors import ConfigError, hidden
 from colonnade.train.lines import object_in
 from colonnade.train.monitor import METRICS
+from colonnade.train.run_folder import was_asked_to_change
 
 EVENTS, THERMOMETERS, CONFIG = "events.jsonl", "thermometers.jsonl", "config.toml"
 PREDICTION, COMPARISON, PROFILE = "prediction.json", "comparison.json", "profile.json"
@@ -66,9 +68,16 @@ class Record:
         """What the newest start said of itself."""
         return next((event for event in reversed(self.events) if event["event"] == "setup"), {})
 
-    @property
+    @cached_property
     def planned(self) -> int:
-        """train.steps; 0 where that is not known."""
+        """The step that the run ends with: train.steps, behind all changes of it; 0 where that is not known."""
+        if was_asked_to_change(self.folder):
+            from colonnade.train.change_requests import began_with, from_now_on, read_decided
+
+            done = int(self.steps[-1]) if len(self.steps) else 0
+            with suppress(ConfigError):
+                began = began_with(self.folder, read_decided(self.folder))
+                return from_now_on(began, done, self.folder)[-1].train.steps
         train = self.config.get("train")
         steps = train.get("steps") if isinstance(train, dict) else None
         return steps if isinstance(steps, int) else 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from colonnade.checkpoint.names import NAME, checkpoints_in
+from colonnade.config.numbers import counted
 from colonnade.config.saving import CheckpointConfig
 from colonnade.errors import CheckpointError
 from colonnade.train.lines import object_in
@@ -45,11 +46,18 @@ def evaluations(run: Path) -> dict[int, dict[str, float]]:
     }
 
 
-def evaluations_since_best(run: Path) -> int:
-    """Evaluations behind the one with the lowest validation loss. One that is not finite is never the lowest."""
-    found = [each[LOSS] for _, each in sorted(evaluations(run).items())]
+def evaluations_since_best(run: Path, *, until: float = math.inf) -> int:
+    """Evaluations behind the one with the lowest validation loss, up to step `until`. One that is not finite is never
+    the lowest.
+    """
+    found = [each[LOSS] for step, each in sorted(evaluations(run).items()) if step <= until]
     losses = [loss if math.isfinite(loss) else math.inf for loss in found]
     return len(losses) - 1 - losses.index(min(losses)) if losses else 0
+
+
+def none_better(since: int, patience: int) -> str:
+    """Why a run has ended early, in words."""
+    return f"the last {counted(since, 'evaluation')} found no lower loss (train.patience = {patience})"
 
 
 def best_steps(run: Path, steps: Collection[int]) -> frozenset[int]:

@@ -23,11 +23,11 @@ from colonnade.atomic import write_whole
 from colonnade.config.load import load, value_of
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, ConfigError, hidden, without_credentials
+from colonnade.train.best import evaluations_since_best, none_better
 from colonnade.train.change import BLEND, Change, as_it_began, asked_values, conflicts, expected, was
 from colonnade.train.monitor import METRICS, last_step
-from colonnade.train.run_folder import DECIDED, checkpoints
+from colonnade.train.run_folder import CHANGES, DECIDED, checkpoints
 
-CHANGES = "changes.jsonl"
 MOST_BYTES = 1 << 24
 FIELDS = ("change", "at", "by", "reason", "time")
 _HALF = "[\ud800-\udfff]"
@@ -213,6 +213,7 @@ def ask(run: Path, request: dict[str, Any]) -> None:
         end = expected(began, waiting.changes).train.steps
         if change.at > end or (change.at == end and "train.steps" not in change.values):
             raise ConfigError(f"the run ends with step {end:,} (train.steps): nothing comes behind step {change.at:,}.")
+        _check_not_ended_early(run, began, [*waiting.changes, change], done)
     except ConfigError as error:
         raise ConfigError(f"{run} is not changed: {error}") from None
     file = run / CHANGES
@@ -225,6 +226,17 @@ def ask(run: Path, request: dict[str, Any]) -> None:
             os.fsync(stream.fileno())
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}. Fix that, and ask again.") from error
+
+
+def _check_not_ended_early(run: Path, began: Config, changes: Sequence[Change], step: int) -> None:
+    """ConfigError where train.patience has ended the run with `step`, and no change behind it lets it go on."""
+    patience = expected(began, [each for each in changes if each.at <= step]).train.patience
+    since = evaluations_since_best(run)
+    if patience and since >= patience:
+        raise ConfigError(
+            f"it has ended with step {step:,}: {none_better(since, patience)}. Change train.patience to more than "
+            f"{since} behind that step, with it or before."
+        )
 
 
 def _with_waiting(lines: Sequence[Line], began: Config, decided: Decided, step: int) -> Decided:
@@ -278,13 +290,17 @@ def as_the_run_began(config: Config, record: Path | None = None) -> Config:
     return as_it_began(config, changes)
 
 
-def from_now_on(began: Config, step: int) -> list[Config]:
-    """What is in force in a run that has done `step` steps, and behind each change that is to come, as far as that can
-    be told: a change that cannot be made is refused in its step. What the run began with, where nobody has changed it.
+def from_now_on(began: Config, step: int, run: Path | None = None) -> list[Config]:
+    """What is in force in a run that has done `step` steps, and behind each change that is to come, of lines that it
+    has not seen yet too, as far as that can be told: a change that cannot be made is refused in its step. What the run
+    began with, where nobody has changed it. `run`: its folder, if not where the configuration says.
     """
-    found: list[Config] = []
+    folder, found, lines = run or Path(began.run.folder), list[Config](), list[Line]()
+    with suppress(OSError):  # the run waits until they can be read
+        lines = lines_of(folder)
     with suppress(ConfigError):
-        changes = sorted(read_decided(Path(began.run.folder)).changes, key=lambda each: each.at)
+        decided = _with_waiting(lines, began, read_decided(folder), step)
+        changes = sorted(decided.changes, key=lambda each: each.at)
         for count in range(sum(each.at <= step for each in changes), len(changes) + 1):
             found.append(expected(began, changes[:count]))
     return found or [began]

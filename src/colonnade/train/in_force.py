@@ -19,7 +19,6 @@ from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.train.change import Change, earlier_blends, in_force
 from colonnade.train.change_requests import (
-    CHANGES,
     Decided,
     Line,
     is_request,
@@ -31,6 +30,7 @@ from colonnade.train.change_requests import (
 from colonnade.train.corpus import Corpus, check_length, open_together
 from colonnade.train.divergence import lowered
 from colonnade.train.monitor import Monitor
+from colonnade.train.run_folder import CHANGES
 from colonnade.train.state import TrainState, learning_rate_of, optimizer_of
 
 CHANGED, REFUSED = "changed", "change refused"
@@ -67,6 +67,10 @@ class InForce:
         a checkpoint from before one.
         """
         return state.changes != self._followed or any(each.at == state.step for each in self._to_come(state))
+
+    def prolongs(self, state: TrainState) -> bool:
+        """Whether a change behind the step that `state` has done makes the run longer than that."""
+        return any(each.at == state.step < each.values.get("train.steps", 0) for each in self._to_come(state))
 
     def follow(self, state: TrainState) -> tuple[Config, Corpus]:
         """What is in force from the next step on, with all changes of the last one made; every rank calls this."""

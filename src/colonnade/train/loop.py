@@ -28,8 +28,8 @@ from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
-from colonnade.train import damaged, init_from, recovery, reference, run_folder, taught
-from colonnade.train.best import LOSS, evaluations_since_best
+from colonnade.train import beginning, damaged, init_from, recovery, reference, run_folder, taught
+from colonnade.train.best import LOSS, evaluations_since_best, none_better
 from colonnade.train.change import as_it_began
 from colonnade.train.corpus import Corpus, check_evaluations, open_together
 from colonnade.train.divergence import Diverged
@@ -123,12 +123,13 @@ def main(
             origin = init_from.opened(config, corpus) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
                 run_folder.occupy(config)
-            summary = banner(config, mesh, device, corpus, decision)
+            whole, whole_corpus = beginning.to_its_end(config, corpus)
+            summary = banner(whole, mesh, device, whole_corpus, decision)
             monitor.say(summary.text)
             if dry_run:
                 weights = f", from the weights of {origin.path}" if drawn and origin is not None else ""
-                beginning = recovery.beginning(config, corpus)
-                monitor.say(f"Nothing was trained or saved. The run would {beginning}{weights}.")
+                begins_where = beginning.in_words(config, corpus)
+                monitor.say(f"Nothing was trained or saved. The run would {begins_where}{weights}.")
                 return
             state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)
             if has_base and origin is not None:
@@ -203,7 +204,7 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt, repair: Repair) ->
     if state.step == 0 and config.train.evaluate_at_start:
         _evaluate_at_start(run, state)
     enough = _is_enough(run)
-    while state.step < config.train.steps and not enough:
+    while not enough and (state.step < config.train.steps or run.in_force.prolongs(state)):
         if run.in_force.is_over(state):
             return True
         run.mesh.ledger.begin_step(state.step + 1)
@@ -226,9 +227,12 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt, repair: Repair) ->
         mine = max(interrupt.newest(), Request.SAVE if again else Request.NOTHING)
         request, news = divmod(run.slow_ranks.largest(2 * int(mine) + run.in_force.has_news(), state.step), 2)
         enough = LOSS in metrics and _is_enough(run)
-        last, stop = state.step == config.train.steps or enough, request == Request.STOP
+        stop, at_end = request == Request.STOP, state.step == config.train.steps
+        if news and not (stop or enough):
+            run.in_force.read(state.step)
+        last = enough or (at_end and not run.in_force.prolongs(state))
         run.profile.finish(state.step, ends=last or stop)
-        saves = request or last or (every and state.step % every == 0)
+        saves = request or last or at_end or (every and state.step % every == 0)
         copies = not saves and run.copies.are_due(state.step)
         compares = copies or (compare_every and state.step % compare_every == 0)
         if (saves or compares) and not _kept(run, state, saves=bool(saves), must=last or stop, repair=repair):
@@ -245,8 +249,6 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt, repair: Repair) ->
                 "Run the same command again to go on from here."
             )
             raise SystemExit(interrupt.exit_code)
-        if news and not last:
-            run.in_force.read(state.step)
     return False
 
 
@@ -276,7 +278,8 @@ def _is_enough(run: Run) -> bool:
     enough = bool(all_reduce(torch.tensor(int(since >= patience)), run.mesh.world, "max"))
     if enough:
         run.monitor.event(STOPPED_EARLY, evaluations=since)
-        run.monitor.say(f"The last {counted(since, 'evaluation')} found no lower loss (train.patience = {patience}).")
+        why = none_better(since, patience)
+        run.monitor.say(f"{why[0].upper()}{why[1:]}.")
     return enough
 
 

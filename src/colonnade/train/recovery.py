@@ -18,8 +18,8 @@ from torch import Tensor
 
 from colonnade import __version__
 from colonnade.checkpoint.copies import Copies
-from colonnade.checkpoint.load import check_model, load_found
-from colonnade.checkpoint.manifest import Manifest, read_manifest
+from colonnade.checkpoint.load import load_found
+from colonnade.checkpoint.manifest import Manifest
 from colonnade.checkpoint.names import checkpoints_in
 from colonnade.checkpoint.plan import Box, Shard, names_in_words, shards_of_range
 from colonnade.checkpoint.save import Payload, Target
@@ -294,25 +294,6 @@ def _metadata(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> 
 # --- going on ---------------------------------------------------------------------------------------------------------
 
 
-def beginning(config: Config, corpus: Corpus) -> str:
-    """Where a run would begin, in words, with nothing read but manifests. CheckpointError for what `resume` refuses,
-    but for what only the tensors of a checkpoint show.
-    """
-    path = find(Path(config.run.folder))
-    if path is None:
-        return "begin with step 1"
-    manifest = read_manifest(path)
-    check_model(path, manifest, model_metadata(config.model, corpus.vocab_size))
-    _check(config, corpus, path, manifest)
-    if manifest.step >= config.train.steps:
-        return f"do nothing: {path} is at step {manifest.step:,} of train.steps = {config.train.steps:,}"
-    metadata = metadata_of(path, manifest)
-    config = behind(config, metadata.changes)
-    corpus = replace(corpus, curriculum=curriculum_of(config))
-    rollbacks.check_left(config, corpus, metadata, rollbacks.read(Path(config.run.folder)))
-    return f"go on from {path} with step {manifest.step + 1:,}"
-
-
 def resume(
     state: TrainState,
     config: Config,
@@ -351,8 +332,8 @@ def resume(
 
 
 def _check_all(state: TrainState, config: Config, corpus: Corpus, path: Path, manifest: Manifest) -> None:
-    """`_check`, and that the base is the one that the run began with."""
-    _check(config, corpus, path, manifest)
+    """`check_metadata`, and that the base is the one that the run began with."""
+    check_metadata(config, corpus, path, manifest)
     wanted, base = metadata_of(path, manifest).base, state.base
     if wanted is not None and base is not None:
         check_base(path, wanted, base.path, base.files)
@@ -420,7 +401,7 @@ def restore(
     return path, metadata
 
 
-def _check(config: Config, corpus: Corpus, path: Path, manifest: Manifest) -> None:
+def check_metadata(config: Config, corpus: Corpus, path: Path, manifest: Manifest) -> None:
     """CheckpointError if what a checkpoint's metadata tells of its run cannot be gone on from. `config`: as begun."""
     metadata = metadata_of(path, manifest)
     config = in_force(config, metadata.changes)

@@ -24,7 +24,7 @@ from colonnade.launch.restart_policy import Attempt, Decision, Kind, decide
 from colonnade.launch.supervisor import CRASH, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, Cause, Ended
 from colonnade.train.memory_folder import folder_for
 from colonnade.train.monitor import METRICS, last_step, write_event
-from colonnade.train.run_folder import DECIDED, LEAVE_FILE, STOP_FILE, checkpoints
+from colonnade.train.run_folder import LEAVE_FILE, STOP_FILE, checkpoints, was_asked_to_change
 
 POLL = 2.0  # seconds between looks for GPUs that are missing
 INTERRUPTED = 130
@@ -36,7 +36,7 @@ def fitting_by_now(config: Config, num_ranks: int, step: int) -> Fit:
     """The best layout for at most `num_ranks` ranks, for what is in force in the run behind this step and will be.
     Where nothing was changed in mid-run, nothing is imported.
     """
-    if num_ranks >= config.parallel.num_ranks or not (Path(config.run.folder) / DECIDED).exists():
+    if num_ranks >= config.parallel.num_ranks or not was_asked_to_change(Path(config.run.folder)):
         return fitting(config, num_ranks)
     from colonnade.train.change_requests import from_now_on
 

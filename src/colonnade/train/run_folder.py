@@ -15,6 +15,8 @@ from colonnade.errors import ConfigError
 
 ROLLBACKS = "rollbacks.json"
 """The rollbacks of a run: see `rollbacks.py`."""
+CHANGES = "changes.jsonl"
+"""What was asked to be changed in mid-run: see `change_requests.py`."""
 DECIDED = "changes_decided.json"
 """What was changed in mid-run: see `change_requests.py`."""
 COPIES = "memory_copies.json"
@@ -28,6 +30,11 @@ LEAVE_FILE = "leave"
 def checkpoints(folder: Path) -> Path:
     """Where a run's checkpoints lie."""
     return folder / "checkpoints"
+
+
+def was_asked_to_change(folder: Path) -> bool:
+    """Whether another configuration than the run began with may be in force in it, or come to be."""
+    return (folder / CHANGES).exists() or (folder / DECIDED).exists()
 
 
 def check(config: Config) -> None:

@@ -13,7 +13,7 @@ from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 
 from colonnade.atomic import written
 from colonnade.errors import ZIP_FAULTS, DamagedError
-from colonnade.train.run_folder import DECIDED, ROLLBACKS
+from colonnade.train.run_folder import CHANGES, DECIDED, ROLLBACKS
 
 FILES = (
     "config.toml",
@@ -22,7 +22,7 @@ FILES = (
     "thermometers.jsonl",
     "undone.jsonl",
     ROLLBACKS,
-    "changes.jsonl",
+    CHANGES,
     DECIDED,
     "prediction.json",
     "comparison.json",

@@ -35,7 +35,7 @@ from colonnade.launch.devices import count_gpus
 from colonnade.lock import locked
 from colonnade.train import run_folder
 from colonnade.train.file_checks import problems_of_a_beginning, problems_of_files
-from colonnade.train.monitor import write_event
+from colonnade.train.monitor import METRICS, last_step, write_event
 from colonnade.train.restarts import Restarts, fitting_by_now
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.score_names import score_problems
@@ -89,6 +89,20 @@ def fetch(path: Path | TomlFile, overrides: Sequence[str], config: Config, *, dr
         return _as_begun(load(path, overrides, complete=partial(complete, record=record)), record)
 
     fetched.fetch(config, as_began, probe=not launch.attempt(), dry_run=dry_run)
+
+
+def planned_end(config: Config) -> int:
+    """The step that the run ends with, behind all changes."""
+    return _from_now_on(config, _saved(config))[-1].train.steps
+
+
+def _from_now_on(config: Config, step: int) -> list[Config]:
+    """What is in force behind a step, and will be; where nobody has asked for a change, nothing is imported."""
+    if not run_folder.was_asked_to_change(Path(config.run.folder)):
+        return [config]
+    from colonnade.train.change_requests import from_now_on
+
+    return from_now_on(config, step)
 
 
 def again(path: Path | TomlFile, overrides: Sequence[str], config: Config) -> Callable[[], Config] | None:
@@ -328,9 +342,10 @@ def check_shares(config: Config, shares: int) -> None:
 
 def how_to_go_on(config: Config) -> str:
     """What to do when a rank was killed, or has never come: nothing is lost but the steps since the last checkpoint."""
-    saved = sorted(run_folder.checkpoints(Path(config.run.folder)).glob("step_*"))
+    run = Path(config.run.folder)
+    saved = sorted(run_folder.checkpoints(run).glob("step_*"))
     if saved:
         return f"Run the same command again: it goes on from {saved[-1]}."
-    every = config.checkpoint.every
+    every = _from_now_on(config, last_step(run / METRICS))[0].checkpoint.every
     why = f"checkpoint.every = {every} steps had not passed" if every else "checkpoint.every = 0 saves at the end only"
     return f"Nothing was saved yet ({why}): the same command starts again from the beginning."

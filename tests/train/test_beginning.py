@@ -1,0 +1,105 @@
+"""What is told of a run before its first step is what the run then does, whatever was changed on the way."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.config.load import load
+from colonnade.report.record import read_run
+from colonnade.train import start
+from colonnade.train.run_folder import CHANGES
+from tests.commands import forked, here
+from tests.runs import Finished, events, metrics
+
+LOWER = {"change": {"optim.learning_rate": 1e-3}, "at": 6}
+
+
+@pytest.fixture
+def run(finished: Finished, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished.folder, tmp_path / "run"))
+
+
+def asked(run: Path, *lines: dict[str, Any]) -> None:
+    (run / CHANGES).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [(9, "go on from .*step_00000006 with step 7"), (None, "do nothing: .*is at step 6 of train.steps = 6")],
+)
+def test_a_dry_run_knows_of_changes_that_the_run_has_not_seen(
+    steps: int | None, said: str, finished: Finished, run: Path
+) -> None:
+    asked(run, LOWER, *([{"change": {"train.steps": steps}, "at": 6}] if steps else []))
+    answer = forked("train", finished.config, f"run.folder={run}", "--dry-run")
+    assert answer.status == 0 and re.search(f"The run would {said}", answer.out), answer
+    assert f"  steps      {steps or 6} of 4 × 16 tokens, {(steps or 6) * 64} tokens in all" in answer.out
+
+
+def test_the_end_of_a_run_is_the_one_in_force(finished: Finished, run: Path) -> None:
+    """For steps to profile and for reports, before the run has seen the change, and when it has been made: then
+    another one too that is to come.
+    """
+    asked(run, {"change": {"train.steps": 8}, "at": 6})
+    profiled = ("train", finished.config, f"run.folder={run}", "--profile")
+    refused = here(*profiled, 9)
+    assert refused.status == 2 and "--profile 9: the run ends with step 8 (train.steps)" in refused.err, refused
+    assert read_run(run).planned == 8
+    done = forked(*profiled, 8)
+    assert done.status == 0 and (run / "profile.json").exists() and metrics(run)[-1]["step"] == 8, done
+    assert "  steps      8 of " in done.out and "step 8/8" in done.out
+    assert load(run / "config.toml").train.steps == 6 and read_run(run).planned == 8
+    assert here("change", run, "train.steps=11").status == 0
+    assert read_run(run).planned == start.planned_end(load(run / "config.toml", [f"run.folder={run}"])) == 11
+    (run / "config.toml").write_text("[train]\nsteps = 6\n")  # of another version, say
+    assert read_run(run).planned == 6
+
+
+def test_a_run_that_is_to_be_longer_goes_on_at_its_last_step(finished: Finished, run: Path, config: Path) -> None:
+    """With the change known before, and with one that comes while the last step is computed."""
+    from colonnade.train import loop
+
+    shutil.rmtree(run)
+    run.mkdir()
+    asked(run, {"change": {"train.steps": 7}, "at": 6})
+
+    def first(rank: int) -> None:
+        before = loop.train_step
+
+        def train_step(state: Any, *arguments: Any, **more: Any) -> Any:
+            if state.step == 6:
+                answer = here("change", run, "train.steps=8")
+                assert answer.status == 0, answer
+            return before(state, *arguments, **more)
+
+        loop.train_step = train_step  # type: ignore[assignment]
+
+    answer = forked("train", config, first=first)
+    assert answer.status == 0 and "Finished 8 steps" in answer.out, answer
+    assert [line["step"] for line in metrics(run)] == [*range(1, 9)]
+    assert [each["step"] for each in events(run) if each["event"] == "changed"] == [6, 7]
+    assert [each["step"] for each in events(run) if each["event"] == "finished"] == [8]
+    assert [line["loss"] for line in metrics(run)][:2] == [line["loss"] for line in metrics(finished.folder)][:2]
+
+
+def test_a_run_that_patience_has_ended_is_told_to_do_nothing(config: Path, run: Path) -> None:
+    """And nothing is to change in steps that will not be: only with more patience."""
+    shutil.rmtree(run)
+    keys = ["train.steps=12", "train.evaluate_every=1", "train.patience=1", "optim.learning_rate=1e-30"]
+    ended = forked("train", config, *keys)
+    assert ended.status == 0 and (step := metrics(run)[-1]["step"]) < 12, ended
+    why = "the last 1 evaluation found no lower loss (train.patience = 1)"
+    answer = forked("train", config, *keys, "--dry-run")
+    assert answer.status == 0 and f"is at step {step}, and {why}.\n" in answer.out, answer
+    for given in (["optim.weight_decay=0.2"], ["optim.weight_decay=0.2", "--at", 8], ["train.patience=5", "--at", 8]):
+        refused = here("change", run, *given)
+        assert refused.status == 2 and f"it has ended with step {step}: {why}" in refused.err, refused
+    assert not (run / CHANGES).exists()
+    assert here("change", run, "train.patience=20").status == 0
+    assert here("change", run, "optim.weight_decay=0.2", "--at", 8).status == 0
+    answer = forked("train", config, *keys, "--dry-run")
+    assert f"with step {step + 1}" in answer.out.splitlines()[-1], answer
