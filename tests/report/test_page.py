@@ -180,11 +180,50 @@ def test_a_run_that_goes_on_is_not_shown_as_it_ended_before(goes_on: str, tmp_pa
         assert state_of(read_run(folder)) == state
 
 
+@pytest.mark.parametrize(
+    ("more", "state"),
+    [
+        (["fault", "restart", "resumed"], "running"),
+        (["fault", "no restart"], "no-restart"),
+        (["fault", "no restart", "resumed"], "running"),
+        (["interrupted", "no restart"], "interrupted"),
+        (["roll_back"], "running"),
+        (["roll_back", "rolled back"], "running"),
+        (["roll_back", "no rollback", "fault", "no restart"], "diverged"),
+        (["stop", "fault", "no restart"], "diverged"),
+    ],
+)
+def test_a_run_has_ended_when_nothing_starts_it_again(more: list[str], state: str, tmp_path: Path) -> None:
+    """One that returns to a checkpoint by itself has not; `report --live` and `watch` wait for what comes."""
+    folder = written.run(tmp_path / "r", steps=3)
+    told = [{"event": "started"}, *({"event": each, "time": 1400.0} for each in more)]
+    for each in told:
+        if each["event"] in ("roll_back", "stop"):
+            each |= {"event": "diverged", "then": each["event"]}
+    (folder / "events.jsonl").write_text(written.lines(told))
+    assert state_of(read_run(folder)) == state
+    terminal = StringIO()
+    watch(folder, every=1, once=True, console=Console(file=terminal, width=100))
+    assert ("ended by a fault" in terminal.getvalue()) == (state == "no-restart")
+
+
 def test_several_runs_stand_beside_each_other_with_what_differs(tmp_path: Path) -> None:
     first, second = written.run(tmp_path / "first"), written.run(tmp_path / "second", steps=20)
     text = shown(first, second).text
     assert "2 runs" in text and "Validation loss" in text
     assert "train.steps 40 20" in text
+
+
+def test_runs_differ_in_what_was_changed_on_the_way(tmp_path: Path) -> None:
+    """Also where they began alike, or were alike at their end."""
+    changed = {"event": "changed", "step": 7, "changed": ["optim.learning_rate: 0.0003 -> 0.001"]}
+    first, second = written.run(tmp_path / "first"), written.run(tmp_path / "second")
+    for folder, event in ((first, []), (second, [changed, changed])):
+        (folder / "events.jsonl").write_text(written.lines([{"event": "started"}, *event]))
+    assert "optim.learning_rate 0.0003 0.0003 -> 0.001 behind step 7" in shown(first, second).text
+    config = (first / "config.toml").read_text()
+    (first / "config.toml").write_text(config.replace("3e-4", "1e-3"))
+    assert "optim.learning_rate 0.001 0.0003 -> 0.001 behind step 7" in shown(first, second).text
 
 
 def test_a_key_that_one_run_alone_has_differs(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from colonnade.errors import ConfigError
+from colonnade.report.page import page
 from colonnade.report.record import read_run
 from tests.report import written
 
@@ -32,6 +33,18 @@ def test_a_step_that_is_written_twice_is_what_was_written_last_and_names_may_com
     assert np.isnan(run.columns["loss"][2])
     assert np.isnan(run.columns["late"][0]) and run.columns["late"][1] == 7
     assert "metrics.jsonl has 1 step twice; what was written last is shown." in run.notes
+
+
+def test_a_line_whose_step_is_none_is_passed_over(tmp_path: Path) -> None:
+    """Of metrics and of thermometers alike; a report of it was a traceback."""
+    folder = written.run(tmp_path / "r")
+    for name in ("metrics.jsonl", "thermometers.jsonl", "events.jsonl"):
+        with (folder / name).open("a") as file:
+            for step in ("true", "false", "1e400", "0", f"1{'0' * 30}", '"7"'):
+                file.write(f'{{"event": "saved", "step": {step}, "loss": 1.0, "updates": {{"u": 1.0}}}}\n')
+    run = read_run(folder)
+    assert run.steps.tolist() == list(range(1, 41)) and {type(line["step"]) for line in run.thermometers} == {int}
+    assert len(run.thermometers) == 20 and "finished" in page([run])
 
 
 def test_a_line_that_was_cut_off_is_counted_and_numbers_that_are_none_are_gaps(tmp_path: Path) -> None:

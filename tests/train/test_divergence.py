@@ -167,6 +167,9 @@ def test_batches_that_were_passed_over_behind_the_checkpoint_are_not_taken_again
 def test_a_bounded_number_of_tries_from_the_same_place() -> None:
     found, back = Divergence(102, 100, "x"), [Rollback(to=90, detected=94), Rollback(to=90, detected=101)]
     assert "It has returned 2 times already, which is divergence.tries" in refused(found, [90], back)
+    assert "does that by itself" not in refused(found, [90], back), "it is set"
+    stop = POLICY.model_copy(update={"then": "stop"})
+    assert '(divergence.then = "roll_back" does that by itself)' in refused(found, [90], back, stop)
     assert decide(found, [90], back[:1], POLICY).to == 90
     assert decide(found, [96, 95], back, POLICY).to == 95, "one of them was passed"
     by_hand = [Rollback(to=90), Rollback(to=90)]

@@ -18,21 +18,23 @@ import torch
 
 from colonnade.checkpoint.folders import discard_after
 from colonnade.config.load import load
+from colonnade.errors import ColonnadeError
 from colonnade.launch import launch
 from colonnade.lock import locked
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import loop, rollbacks
 from colonnade.train.corpus import open_corpus
-from colonnade.train.divergence import Rollback
+from colonnade.train.divergence import Divergence, Rollback
 from colonnade.train.recovery import restore
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import ROLLBACKS, checkpoints
 from colonnade.train.state import build_state, learning_rate_of
-from colonnade.train.undo import return_to_newest
+from colonnade.train.undo import return_to_newest, roll_back
 from tests.commands import Answer, colonnade, forked, here
 from tests.runs import Finished, assert_same, events, metrics, saved_steps, snapshot, tensors
 from tests.slow import first_fast
 from tests.tiny import TinyCorpus, write_config
+from tests.told import Told
 
 assert loop, "imported once, here, and not by every forked rank"
 
@@ -298,6 +300,18 @@ def test_tries_end(config: Path, tmp_path: Path) -> None:
     first, second = rollbacks.read(tmp_path / "run")
     assert first != second == first.model_copy(update={"id": second.id}), "equal, and not the same"
     assert saved_steps(tmp_path / "run") == [6, 8, 10], "the last time it was not taken away"
+
+
+@pytest.mark.parametrize(("then", "more"), [("roll_back", ["no rollback"]), ("stop", [])])
+def test_a_run_that_cannot_return_by_itself_says_so(config: Path, then: str, more: list[str]) -> None:
+    """As long as nothing does, it may still: whoever watches the run waits."""
+    settings, told = load(config, [*RUN, f"divergence.then={then}"]), Told()
+    saving = SimpleNamespace(wait_out=lambda _: None)
+    given: Any = {"config": settings, "mesh": Mesh(), "corpus": None, "monitor": told, "copies": None}
+    with pytest.raises(ColonnadeError, match="step 3 has loss nan: the run has diverged"):
+        roll_back(Divergence(3, 3, "has loss nan"), None, saving, **given)  # type: ignore[arg-type]
+    assert [event["then"] for event in told.of("diverged")] == [then]
+    assert [event["reason"][:6] for event in told.of("no rollback")] == ["step 3"] * len(more)
 
 
 @pytest.mark.slow

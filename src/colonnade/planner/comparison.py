@@ -34,7 +34,7 @@ from colonnade.planner.paper import walk
 from colonnade.planner.predict import predict
 from colonnade.planner.ranks import table
 from colonnade.train.corpus import Corpus
-from colonnade.train.lines import object_in
+from colonnade.train.lines import object_in, step_in
 from colonnade.train.loop import Banner
 from colonnade.train.monitor import METRICS
 from colonnade.train.products import Decision
@@ -252,7 +252,7 @@ def _metrics(config: Config) -> list[dict[str, Any]]:
     except OSError:
         return []
     lines = (object_in(line) or {} for line in text.splitlines())
-    return [line for line in lines if isinstance(line.get("step"), int)]
+    return [line for line in lines if step_in(line)]
 
 
 def _resident(device: torch.device) -> int:

@@ -65,7 +65,7 @@ def _own_step(event: Mapping[str, Any]) -> float | None:
     if event["event"] == "started":
         return 0.0
     step = event.get("to") if event["event"] == "rolled back" else event.get("step")
-    return float(step) if isinstance(step, int) and 0 <= step < 2**53 else None
+    return float(step) if type(step) is int and 0 <= step < 2**53 else None
 
 
 def _between(time: float | None, times: Sequence[float], steps: Sequence[float]) -> float:

@@ -14,14 +14,18 @@ from colonnade.report import gantt, happened, heat, memory, settings, sweep
 from colonnade.report.charts import charts, final, places
 from colonnade.report.record import Record
 from colonnade.report.sweep import SweepRecord
+from colonnade.train.divergence import NO_ROLLBACK
 
 STATES = {
     "finished": "finished",
     "stopped early": "finished early",
     "interrupted": "stopped",
     "diverged": "diverged",
+    "no restart": "ended by a fault",
 }
 """What the newest telling event says of a run; before any of these it is under way."""
+GOES_ON = ("started", "resumed", "rolled back")
+"""Events behind which it is so again."""
 AT_WORK = 900.0
 """[seconds] A run that has written nothing for longer is said to be silent."""
 
@@ -80,11 +84,18 @@ def _head(run: Record) -> Html:
 
 def state_of(run: Record) -> str:
     """One of STATES' keys, or 'running'."""
-    telling = [
-        event["event"] for event in run.events if event["event"] in {*STATES, "started", "resumed", "rolled back"}
-    ]
-    newest = telling[-1] if telling else ""
-    return newest.replace(" ", "-") if newest in STATES else "running"
+    state = "running"
+    for event in run.events:
+        name = event["event"]
+        if name in GOES_ON:
+            state = "running"
+        elif name == NO_ROLLBACK:
+            state = "diverged"
+        elif name == "no restart":
+            state = name if state == "running" else state  # else that is why
+        elif name in STATES and event.get("then") != "roll_back":  # what has diverged may return by itself
+            state = name
+    return state.replace(" ", "-")
 
 
 def _state(run: Record) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from colonnade.config.numbers import counted
 from colonnade.drawing.thin import Floats
 from colonnade.errors import ConfigError, hidden
-from colonnade.train.lines import object_in
+from colonnade.train.lines import object_in, step_in
 from colonnade.train.monitor import METRICS
 from colonnade.train.run_folder import was_asked_to_change
 
@@ -80,7 +80,7 @@ class Record:
                 return from_now_on(began, done, self.folder)[-1].train.steps
         train = self.config.get("train")
         steps = train.get("steps") if isinstance(train, dict) else None
-        return steps if isinstance(steps, int) else 0
+        return steps if type(steps) is int else 0
 
 
 def read_run(folder: Path) -> Record:
@@ -142,7 +142,7 @@ def _columns(path: Path, notes: list[str]) -> dict[str, Floats]:
     found: dict[str, array[float]] = {"step": array("d")}
     lines = 0
     for line in _objects(path, notes):
-        if not isinstance(line.get("step"), int) or not 1 <= line["step"] < 2**53:
+        if not step_in(line):
             continue
         for name, value in line.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
@@ -166,12 +166,12 @@ def _columns(path: Path, notes: list[str]) -> dict[str, Floats]:
 def _measured(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     found = []
     for line in _objects(path, notes):
-        if isinstance(line.get("step"), int):
+        if step_in(line):
             found.append(line)
         if len(found) == MOST_MEASURED:
             notes.append(f"{path.name} has more than {MOST_MEASURED:,} lines; those behind are left out.")
             break
-    return sorted(found, key=lambda each: int(each["step"]))
+    return sorted(found, key=step_in)
 
 
 def _json(path: Path, notes: list[str]) -> dict[str, Any]:

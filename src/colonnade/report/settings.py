@@ -60,25 +60,40 @@ def _toml(value: Any) -> str:
 
 def _changes(run: Record) -> Html:
     """What a run went on with that it had not begun with."""
-    rows = []
-    for event, step in zip(run.events, steps_of(run.events), strict=True):
-        changed = event.get("changed")
-        for line in changed if isinstance(changed, list) else [changed] if changed else []:
-            rows.append((f"{step:,.0f}", line if isinstance(line, str) else _toml(line)))
+    rows = [(f"{step:,.0f}", line) for step, line in _changed(run)]
     if not rows:
         return tag("p", "Nothing was changed on the way.", class_="quiet")
     return joined([tag("h3", "Changes on the way"), table(["behind step", "change"], rows, numbers=[0])])
 
 
+def _changed(run: Record) -> Iterator[tuple[float, str]]:
+    """The step of each change on the way, and what it changed, like 'train.steps: 100 -> 200'."""
+    for event, step in zip(run.events, steps_of(run.events), strict=True):
+        changed = event.get("changed")
+        for line in changed if isinstance(changed, list) else [changed] if changed else []:
+            yield step, line if isinstance(line, str) else _toml(line)
+
+
 def differences(runs: Sequence[Record]) -> Html:
-    """Keys that are not the same in all runs."""
-    flats = [keys_of(run.config) for run in runs]
+    """Keys that are not the same in all runs from their beginning to their end."""
+    flats = [_with_changes(run) for run in runs]
     names = dict.fromkeys(name for flat in flats for name in flat if name != "run.folder")
     rows = [
-        (name, *(_toml(flat.get(name)) for flat in flats))
+        (name, *(flat.get(name, "") for flat in flats))
         for name in names
         if any(flat.get(name) != flats[0].get(name) for flat in flats)
     ]
     if not rows:
         return tag("p", "Their configurations are the same.", class_="quiet")
     return joined([tag("h2", "What differs"), table(["key", *(run.name for run in runs)], rows)])
+
+
+def _with_changes(run: Record) -> dict[str, str]:
+    """What a run had by whole key; of one that was changed on the way, its changes."""
+    found: dict[str, list[str]] = {}
+    for step, line in _changed(run):
+        name, colon, values = line.partition(": ")
+        if colon and name in all_keys():
+            found.setdefault(name, []).append(f"{values} behind step {step:,.0f}")
+    changes = {name: "; ".join(dict.fromkeys(each)) for name, each in found.items()}
+    return {name: _toml(value) for name, value in keys_of(run.config).items()} | changes

@@ -13,7 +13,7 @@ from colonnade.checkpoint.names import NAME, checkpoints_in
 from colonnade.config.numbers import counted
 from colonnade.config.saving import CheckpointConfig
 from colonnade.errors import CheckpointError
-from colonnade.train.lines import object_in
+from colonnade.train.lines import object_in, step_in
 from colonnade.train.run_folder import checkpoints
 
 LOSS = "validation_loss"
@@ -105,5 +105,5 @@ def _evaluated(metrics: Path) -> Iterator[dict[str, Any]]:
         if LOSS.encode() not in line:  # most: not worth parsing
             continue
         content = object_in(line) or {}
-        if isinstance(content.get("step"), int) and isinstance(content.get(LOSS), float):
+        if step_in(content) and isinstance(content.get(LOSS), float):
             yield content

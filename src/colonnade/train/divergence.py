@@ -44,6 +44,8 @@ class Diverged(Exception):
 
 ROLLED_BACK = "rolled back"
 """The event of a run that has left a divergence behind."""
+NO_ROLLBACK = "no rollback"
+"""The event of a run that would have done so by itself, and could not."""
 
 
 class Rollback(BaseModel):
@@ -139,7 +141,7 @@ def decide(
     reason where it does not. `folder`: of the run, for what to do by hand.
     """
     healthy = [step for step in saved if step + policy.healthy_for < found.first]
-    remedy = _remedy(found, healthy, past, folder)
+    remedy = _remedy(found, healthy, past, folder, by_itself=policy.then == "roll_back")
     if policy.then == "stop":
         raise stopped(found, remedy)
     if not healthy:
@@ -180,16 +182,20 @@ def _passed_over(past: Sequence[Rollback], since: int) -> int:
     return sum(each.skip for each in in_force(past) if each.to >= since)
 
 
-def _remedy(found: Divergence, healthy: Collection[int], past: Sequence[Rollback], folder: str) -> str:
+def _remedy(
+    found: Divergence, healthy: Collection[int], past: Sequence[Rollback], folder: str, *, by_itself: bool
+) -> str:
+    """What to do. `by_itself`: the run returns without being told to, where it does."""
     again = "Lower optim.learning_rate or lengthen optim.warmup_steps, and start again in another run.folder"
     if not healthy:
         return f"What is saved is from before. {again}."
     to = max(healthy)
     skip = found.step - to + _passed_over(past, to)  # a rollback by hand takes the place of those to this step
+    else_by_itself = "" if by_itself else ' (divergence.then = "roll_back" does that by itself)'
     return (
         f"What is saved is from before. To go on from step {to} behind the batches that came then: "
-        f"`colonnade rollback {folder} {to} --skip {skip}`, and the same command again "
-        f'(divergence.then = "roll_back" does that by itself). Or: {again[0].lower()}{again[1:]}.'
+        f"`colonnade rollback {folder} {to} --skip {skip}`, and the same command again{else_by_itself}. Or: "
+        f"{again[0].lower()}{again[1:]}."
     )
 
 

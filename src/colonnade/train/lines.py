@@ -65,6 +65,12 @@ def object_in(line: bytes | str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def step_in(line: Mapping[str, Any] | None) -> int:
+    """The step that a line tells of; 0 where it tells of none, or of something else."""
+    step = (line or {}).get("step")
+    return step if type(step) is int and 0 < step < 2**53 else 0
+
+
 def append(path: Path, line: Mapping[str, Any], *, whole: bool = False) -> None:
     """`whole`: of a line that could be written in part, nothing stays."""
     size = None

@@ -20,7 +20,7 @@ from typing import Any
 
 from colonnade.atomic import PARTIAL, write_whole
 from colonnade.errors import ConfigError, hidden, without_credentials
-from colonnade.train.lines import Lines, append, object_in, unwritable
+from colonnade.train.lines import Lines, append, object_in, step_in, unwritable
 from colonnade.train.tracking import Feed, Tracker
 
 METRICS, EVENTS, UNDONE = "metrics.jsonl", "events.jsonl", "undone.jsonl"
@@ -221,5 +221,4 @@ def _of_steps(lines: list[bytes], last: int) -> list[bytes]:
 
 def _step_of(line: bytes) -> int:
     """The step that a line of metrics.jsonl tells of; 0 for a broken line."""
-    step = (object_in(line) or {}).get("step")
-    return step if isinstance(step, int) else 0
+    return step_in(object_in(line))

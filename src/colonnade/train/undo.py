@@ -7,11 +7,12 @@ from uuid import uuid4
 from colonnade.checkpoint.folders import discard_after
 from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.config.schema import Config
+from colonnade.errors import ColonnadeError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks
 from colonnade.train.corpus import Corpus
-from colonnade.train.divergence import ROLLED_BACK, Divergence, Rollback, decide
+from colonnade.train.divergence import NO_ROLLBACK, ROLLED_BACK, Divergence, Rollback, decide
 from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
@@ -33,10 +34,15 @@ def roll_back(
 
     What comes first is what a restart needs to finish the rest.
     """
-    monitor.event("diverged", step=found.step, first_sign=found.first, reason=found.reason)
-    saving.wait_out(state)
-    run = Path(config.run.folder)
-    rollback = _decided(found, run, config, mesh)
+    run, then = Path(config.run.folder), config.divergence.then
+    monitor.event("diverged", step=found.step, first_sign=found.first, reason=found.reason, then=then)
+    try:
+        saving.wait_out(state)
+        rollback = _decided(found, run, config, mesh)
+    except ColonnadeError as error:
+        if then == "roll_back":
+            monitor.event(NO_ROLLBACK, step=found.step, reason=str(error))
+        raise
     copies.forget()
     if mesh.rank == 0:
         rollbacks.write(run, [*rollbacks.read(run), rollback])
