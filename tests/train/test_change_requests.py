@@ -142,6 +142,10 @@ def test_values_that_cannot_be_read_or_come_twice_are_one_message(
         ('{"change": {"checkpoint.every": 5}, "at": true}', 'its "at" is true, where a step stands'),
         ('{"change": {"checkpoint.every": 5}, "at": 4.0}', 'its "at" is 4.0, where a step stands'),
         ('{"change": {"checkpoint.every": 5}, "by": "\\ud800"}', "it has half of a character"),
+        ('{"change": {"train": {"steps": 60}}}', "train is a section. Name each key whole, like train.steps."),
+        ('{"change": {"model.rotary": 3}}', "model.rotary is a section. Name each key whole, like model.rotary.base."),
+        ('{"change": {"steps": 60}}', "steps = 60 stands outside of any section. Write it as train.steps."),
+        ('{"change": {"trian": {"steps": 60}}}', "[trian] is not a section. Did you mean [train]?"),
         ('{"change": {"checkpoint.every": null}}', "checkpoint.every = (unset) is no value, where a whole number of"),
     ],
 )

@@ -118,7 +118,7 @@ def expected(began: Config, changes: Sequence[Change]) -> Config:
 
 def asked_values(began: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that a change asks for. ConfigError with the reason of each key that may not change."""
-    problems = [problem for name in values for problem in _problems(began, name)]
+    problems = [problem for name, value in values.items() for problem in _problems(began, name, value)]
     if problems:
         raise ConfigError("\n".join(problems))
     if not values:
@@ -135,14 +135,11 @@ def was(began: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: content[section_of(name)][short(name)] if has(content, name) else None for name in names}
 
 
-def _problems(began: Config, name: str) -> Iterator[str]:
+def _problems(began: Config, name: str, value: object) -> Iterator[str]:
     """Why a key may not change while the run goes on."""
     key = all_keys().get(name)
     if key is None:
-        section = section_of(name)
-        known = any(section_of(each) == section for each in all_keys())
-        found = [unknown_key(section, short(name))] if known else unknown_section(section or name, {}, Config)
-        yield from (problem.message for problem in found)
+        yield from _no_key(name, value)
         return
     if not key.while_running:
         yield f"{name} does not change while a run goes on: {_why_not(name)}"
@@ -156,6 +153,19 @@ def _problems(began: Config, name: str) -> Iterator[str]:
     if name in ("train.steps", BATCH) and began.distillation.top_k is not None:
         others = ", and start it with others" if name == "train.steps" else " and train another with that batch"
         yield f"{name} does not change in mid-run with distillation.top_k: stop the run{others}."
+
+
+def _no_key(name: str, value: object) -> Iterator[str]:
+    """What a name is that is none of a key."""
+    section, inner = section_of(name), [each for each in all_keys() if section_of(each) == name]
+    if inner:
+        keys = [f"{name}.{each}" for each in value] if isinstance(value, dict) and value else inner[:1]
+        yield f"{name} is a section. Name each key whole, like {keys[0]}."
+    elif any(section_of(each) == section for each in all_keys()):
+        yield unknown_key(section, short(name)).message
+    else:
+        found = unknown_section(section or name, {} if section else value, Config)
+        yield from (problem.message for problem in found)
 
 
 def _why_not(name: str) -> str:
