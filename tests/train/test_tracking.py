@@ -198,6 +198,14 @@ def test_a_missing_package_is_one_message(
         trackers(config(tmp_path, line))
 
 
+@pytest.mark.parametrize("port", ["0", "00", "65536", "99999", "9" * 5000])
+def test_a_port_that_there_is_not_is_one_message(port: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf'tracking.prometheus = "{port[:50]}" is no port: they are 1 to 65535'):
+        Prometheus(port, "r")
+    for target in ("1", "65535", "²", "9105.prom"):
+        Prometheus(target, "r")
+
+
 @pytest.mark.parametrize("uri", ["sqlite:///runs/mlflow.db", "mysql+pymysql://me:s3cr3t@host/base"])
 def test_a_database_of_mlflow_without_what_writes_to_it_is_one_message(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -165,7 +165,8 @@ class Prometheus:
     name = "Prometheus"
 
     def __init__(self, target: str, run: str) -> None:
-        self._target, self._name = target, run
+        """`target`: a file, or a port. ConfigError for one that there is not."""
+        self._target, self._port, self._name = target, _port(target), run
         self._registry: Any = None
         self._gauges: dict[str, Any] = {}
         self._stop: Callable[[], None] = lambda: None
@@ -174,8 +175,8 @@ class Prometheus:
         from prometheus_client import CollectorRegistry, start_http_server
 
         self._registry, self._gauges = CollectorRegistry(), {}
-        if self._target.isdigit():
-            server, thread = start_http_server(int(self._target), addr="127.0.0.1", registry=self._registry)
+        if self._port is not None:
+            server, thread = start_http_server(self._port, addr="127.0.0.1", registry=self._registry)
             self._stop = partial(_end, server, thread)
 
     def numbers(self, step: int, values: Numbers) -> None:
@@ -198,11 +199,23 @@ class Prometheus:
     def _write(self) -> None:
         from prometheus_client import write_to_textfile
 
-        if not self._target.isdigit():
+        if self._port is None:
             write_to_textfile(self._target, self._registry)
 
     def close(self) -> None:
         self._stop()
+
+
+def _port(target: str) -> int | None:
+    """The port that tracking.prometheus names; None where it names a file."""
+    if not (target.isascii() and target.isdigit()):
+        return None
+    if len(target) > 5 or not 0 < int(target) < 1 << 16:
+        raise ConfigError(
+            f'tracking.prometheus = "{target[:50]}" is no port: they are 1 to 65535. Use one that is free, like '
+            '"9105", or name a file, like "metrics.prom".'
+        )
+    return int(target)
 
 
 def _end(server: WSGIServer, thread: Thread) -> None:
