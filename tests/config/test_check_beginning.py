@@ -59,6 +59,21 @@ Loaded = Callable[..., Config]
             "out.",
         ),
         (
+            ("parts.frozen=['!head.*', 'head.norm.*']",),
+            'parts.frozen has "!head.*" first, which has no effect: ! takes out again what patterns before it have '
+            "frozen. Put those before it, or leave it out.",
+        ),
+        (
+            ("thermometers.sites=['updates']",),
+            "thermometers.sites has no effect without thermometers.every: nothing is measured. Set thermometers.every, "
+            "like 10, or leave sites out.",
+        ),
+        (
+            ("checkpoint.upload_patience=5",),
+            "checkpoint.upload_patience = 5 has no effect: checkpoint.upload_to is not set. Set it, or leave "
+            "upload_patience out.",
+        ),
+        (
             ("distillation.teacher=t", "distillation.top_k=3", "divergence.then=roll_back"),
             "distillation.top_k = 3 asks the teacher before the run about the samples that it will read, and "
             'divergence.then = "roll_back" passes over some and reads others. Set divergence.skip_batches = false, or '
@@ -82,6 +97,10 @@ def test_what_has_no_effect(loaded: Loaded, overrides: tuple[str, ...], message:
         ("optim.warmup_tokens=10", "optim.decay_start_tokens=9", "optim.decay_tokens=10"),
         ("lora.rank=4", "lora.alpha=16.0"),
         ("lora.rank=0", "lora.alpha=16.0"),
+        ("lora.rank=0", "parts.frozen=['!*norm*']"),
+        ("parts.frozen=['head.*', '!head.norm.*']",),
+        ("thermometers.sites=['updates']", "thermometers.every=0"),
+        ("checkpoint.upload_to=file:///mnt/run", "checkpoint.upload_patience=5"),
         ("train.init_from_resize=true",),
         ("model.vocab_size=100",),
         (

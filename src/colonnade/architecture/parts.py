@@ -16,13 +16,11 @@ from colonnade.architecture.adapters import with_adapters
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.matching import with_maps
 from colonnade.architecture.statement import Architecture, Unit, Weight
-from colonnade.config.parts import PartsConfig
+from colonnade.config.parts import NOT, PartsConfig
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 
 T = TypeVar("T")
-NOT = "!"
-"""In front of a pattern of parts.frozen: what it matches is trained."""
 
 
 def trained_architecture(config: Config, vocab_size: int) -> Architecture:

@@ -5,9 +5,10 @@ Apart from the other checks, as these are of what has been stored too: runs of e
 
 from collections.abc import Iterator
 
-from colonnade.config.parts import LoraConfig
+from colonnade.config.parts import NOT, LoraConfig
 from colonnade.config.schema import Config
 from colonnade.config.split import parse_split
+from colonnade.config.thermometers import ALL_SITES
 
 Messages = Iterator[str]
 
@@ -80,6 +81,35 @@ def adapters_have_a_rank(config: Config) -> Messages:
         )
 
 
+def something_is_frozen_before(config: Config) -> Messages:
+    """Where lora.rank is set, to 0 too, adapters leave the other weights frozen, or do at another point of a sweep."""
+    first = next(iter(config.parts.frozen), "")
+    if first.startswith(NOT) and "rank" not in config.lora.model_fields_set:
+        yield (
+            f'parts.frozen has "{first}" first, which has no effect: {NOT} takes out again what patterns before it '
+            "have frozen. Put those before it, or leave it out."
+        )
+
+
+def sites_are_measured(config: Config) -> Messages:
+    """Where every is 0 on purpose, the choice may stay."""
+    thermometers = config.thermometers
+    if thermometers.sites != ALL_SITES and "every" not in thermometers.model_fields_set:
+        yield (
+            "thermometers.sites has no effect without thermometers.every: nothing is measured. Set thermometers.every, "
+            "like 10, or leave sites out."
+        )
+
+
+def an_upload_is_waited_for(config: Config) -> Messages:
+    kept = config.checkpoint
+    if "upload_patience" in kept.model_fields_set and kept.upload_to is None:
+        yield (
+            f"checkpoint.upload_patience = {kept.upload_patience:g} has no effect: checkpoint.upload_to is not set. "
+            "Set it, or leave upload_patience out."
+        )
+
+
 def a_teacher_is_asked_about_what_is_read(config: Config) -> Messages:
     top_k, divergence = config.distillation.top_k, config.divergence
     if top_k is not None and divergence.then == "roll_back" and divergence.skip_batches:
@@ -104,6 +134,9 @@ BEGINNING_CHECKS = (
         evaluations_are_made,
     ),
     (tuple(f"lora.{key}" for key in LoraConfig.model_fields), adapters_have_a_rank),
+    (("parts.frozen", "lora.rank"), something_is_frozen_before),
+    (("thermometers.sites", "thermometers.every"), sites_are_measured),
+    (("checkpoint.upload_to", "checkpoint.upload_patience"), an_upload_is_waited_for),
     (
         ("distillation.top_k", "divergence.then", "divergence.skip_batches"),
         a_teacher_is_asked_about_what_is_read,

@@ -12,6 +12,11 @@ def storage_named_by_url(config: Config) -> Iterator[str]:
             f"checkpoint.upload_to = {url!r} is no URL: it names a folder of an object storage, like "
             "s3://bucket/runs/books. For a folder of this machine write file:// and its absolute path."
         )
+    elif url is not None and not url.partition("://")[2].partition("?")[0].strip("/"):
+        yield (
+            f"checkpoint.upload_to = {url!r} names no folder behind ://, as where a variable was empty. Name one of "
+            "the run's own, like s3://bucket/runs/books or file:///mnt/runs/books."
+        )
     if url is not None and "::" in url:
         yield (
             f"checkpoint.upload_to = {url!r} chains several kinds of storage (::), which checkpoints are not written "

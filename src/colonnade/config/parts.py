@@ -11,6 +11,8 @@ from colonnade.config.section import Fraction, NotNegative, Positive, Section, T
 
 Patterns = Annotated[tuple[Text, ...], Strict(False)]  # a TOML list
 Factors = dict[Text, NotNegative]
+NOT = "!"
+"""In front of a pattern of parts.frozen: what it matches is trained."""
 
 
 class PartsConfig(Section):
