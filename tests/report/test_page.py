@@ -381,6 +381,10 @@ def test_a_run_under_way_tells_how_long_it_still_takes(tmp_path: Path) -> None:
     assert "2 min 00 s left" in shown(folder).text
     watch(folder, every=1, once=True, console=Console(file=terminal, width=100))
     assert "40 of 100" in terminal.getvalue() and "2 min 00 s" in terminal.getvalue()
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(written.lines([{"event": "stopped early", "time": 1400.0}, {"event": "finished", "time": 1400.0}]))
+    watch(folder, every=1, once=True, console=Console(file=(ended := StringIO()), width=100))
+    assert "40 of 100" in ended.getvalue() and "2 min" not in ended.getvalue() + shown(folder).text
 
 
 def test_a_page_of_several_runs_is_written_again_until_the_last_has_ended(

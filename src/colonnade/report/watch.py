@@ -72,7 +72,8 @@ def _numbers(run: Record) -> Table:
     cells: list[tuple[str, str]] = []
     if len(run.steps):
         seconds = float(run.columns["seconds"][-50:].mean()) if "seconds" in run.columns else np.nan
-        left = length_of_time(seconds * max(0.0, run.planned - run.steps[-1])) if run.planned else "–"
+        goes_on = run.planned and state_of(run) == "running"
+        left = length_of_time(seconds * max(0.0, run.planned - run.steps[-1])) if goes_on else "–"
         cells = [
             ("step", f"{run.steps[-1]:,.0f} of {run.planned:,}" if run.planned else f"{run.steps[-1]:,.0f}"),
             ("left", left),

@@ -234,8 +234,8 @@ def _check_not_ended_early(run: Path, began: Config, changes: Sequence[Change], 
     since = evaluations_since_best(run)
     if patience and since >= patience:
         raise ConfigError(
-            f"it has ended with step {step:,}: {none_better(since, patience)}. Change train.patience to more than "
-            f"{since} behind that step, with it or before."
+            f"it has ended with step {step:,}: {none_better(since, patience)}. Raise train.patience above "
+            f"{since} first, or in the same change."
         )
 
 
