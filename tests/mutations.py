@@ -5208,8 +5208,8 @@ MUTATIONS = [
     Mutation(
         "the time that a run still takes grows with its steps",
         "report/watch.py",
-        'left = length_of_time(seconds * max(0.0, run.planned - run.steps[-1])) if run.planned else "–"',
-        'left = length_of_time(seconds * max(0.0, run.planned + run.steps[-1])) if run.planned else "–"',
+        'left = length_of_time(seconds * max(0.0, run.planned - run.steps[-1])) if goes_on else "–"',
+        'left = length_of_time(seconds * max(0.0, run.planned + run.steps[-1])) if goes_on else "–"',
         ("tests/report/test_page.py",),
     ),
     Mutation(

@@ -19,7 +19,7 @@ from colonnade.train.recovery import check_metadata
 from colonnade.train.run_folder import checkpoints
 
 
-def to_its_end(config: Config, corpus: Corpus) -> tuple[Config, Corpus]:
+def whole_run(config: Config, corpus: Corpus) -> tuple[Config, Corpus]:
     """A run's configuration behind all changes, those to come too, and what it reads with that curriculum. `config`: as
     begun.
     """
@@ -27,7 +27,7 @@ def to_its_end(config: Config, corpus: Corpus) -> tuple[Config, Corpus]:
     return whole, replace(corpus, curriculum=curriculum_of(whole))
 
 
-def in_words(config: Config, corpus: Corpus) -> str:
+def beginning_of(config: Config, corpus: Corpus) -> str:
     """Where a run would begin, with nothing read but manifests. CheckpointError for what `resume` refuses, but for what
     only the tensors of a checkpoint show. `config`: as begun.
     """

@@ -28,7 +28,8 @@ from colonnade.launch.join import joined
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
-from colonnade.train import beginning, damaged, init_from, recovery, reference, run_folder, taught
+from colonnade.train import damaged, init_from, recovery, reference, run_folder, taught
+from colonnade.train.beginning import beginning_of, whole_run
 from colonnade.train.best import LOSS, evaluations_since_best, none_better
 from colonnade.train.change import as_it_began
 from colonnade.train.corpus import Corpus, check_evaluations, open_together
@@ -123,13 +124,12 @@ def main(
             origin = init_from.opened(config, corpus) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
                 run_folder.occupy(config)
-            whole, whole_corpus = beginning.to_its_end(config, corpus)
+            whole, whole_corpus = whole_run(config, corpus)
             summary = banner(whole, mesh, device, whole_corpus, decision)
             monitor.say(summary.text)
             if dry_run:
                 weights = f", from the weights of {origin.path}" if drawn and origin is not None else ""
-                begins_where = beginning.in_words(config, corpus)
-                monitor.say(f"Nothing was trained or saved. The run would {begins_where}{weights}.")
+                monitor.say(f"Nothing was trained or saved. The run would {beginning_of(config, corpus)}{weights}.")
                 return
             state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)
             if has_base and origin is not None:
