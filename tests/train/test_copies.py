@@ -393,7 +393,8 @@ def test_what_differed_is_told_by_its_name_and_each_once(
         for value in ("a", "a", "b")
     ]
     repair = Repair(told)  # type: ignore[arg-type]
-    returned = repair(state, CopiesError("differ", seen), settings, None, saving)  # type: ignore[arg-type]
+    found = CopiesError("differ", seen)
+    returned = repair(state, found, settings, None, saving, in_memory(settings))  # type: ignore[arg-type]
     does = "returns to step 2" if policy == "return" else "goes on with the majority's state"
     assert returned is (policy == "return") and told.of("copies differ") == [
         {
