@@ -8,7 +8,7 @@ import pytest
 
 from colonnade.config.check import BEGINNING, CHECKS, check_beginning
 from colonnade.config.describe import all_keys
-from colonnade.config.load import load
+from colonnade.config.load import load, to_toml
 from colonnade.config.schema import Config
 from colonnade.train import file_checks
 from tests.commands import forked, here
@@ -16,6 +16,12 @@ from tests.runs import saved_steps
 from tests.tiny import TinyCorpus
 
 Loaded = Callable[..., Config]
+
+
+def test_what_a_run_has_written_begins_another(loaded: Loaded, tmp_path: Path) -> None:
+    """All keys stand in it, defaults too."""
+    (tmp_path / "written.toml").write_text(to_toml(loaded()))
+    assert list(check_beginning(load(tmp_path / "written.toml"))) == []
 
 
 @pytest.mark.parametrize(

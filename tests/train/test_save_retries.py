@@ -54,8 +54,8 @@ def test_a_short_limit_has_room_for_several_tries() -> None:
     assert SaveRetries(20.0).failed() == 5.0 and SaveRetries(0.2).failed() == 0.1
 
 
-def refused(times: int, number: int = errno.ENOSPC) -> Callable[[int], None]:
-    """From the second save on, rank 0 cannot write for a while."""
+def refused(times: int, number: int = errno.ENOSPC, only: str = "") -> Callable[[int], None]:
+    """From the second save on, rank 0 cannot write for a while. `only`: part of the names of files that are meant."""
 
     def first(rank: int) -> None:
         from colonnade.checkpoint import files
@@ -64,7 +64,7 @@ def refused(times: int, number: int = errno.ENOSPC) -> Callable[[int], None]:
         write, left = files._HashingStream.write, [times]
 
         def refuse(stream: Any, data: Any) -> int:
-            if rank == 0 and left[0] and "step_00000002" not in stream.file.name:
+            if rank == 0 and left[0] and "step_00000002" not in stream.file.name and only in stream.file.name:
                 left[0] -= 1
                 raise OSError(number, os.strerror(number))
             return write(stream, data)
@@ -72,6 +72,16 @@ def refused(times: int, number: int = errno.ENOSPC) -> Callable[[int], None]:
         files._HashingStream.write = refuse  # type: ignore[method-assign]
 
     return first
+
+
+def test_an_end_behind_which_more_is_to_come_is_saved_at_once(config: Path, tmp_path: Path) -> None:
+    """What is to come may be refused, and then that was the end."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / CHANGES).write_text('{"change": {"train.steps": 7}, "at": 6}\n')
+    answer = forked("train", config, first=refused(1, only="step_00000006"))
+    assert answer.status == 0 and "Finished 7 steps" in answer.out, answer
+    saves = [(each["event"], each["step"]) for each in events(tmp_path / "run") if each["event"] in SAVES]
+    assert saves == [("saved", 2), ("saved", 4), ("save failed", 6), ("saved", 6), ("saved", 7)]
 
 
 @pytest.mark.one_in(2)

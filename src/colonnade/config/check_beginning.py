@@ -6,6 +6,7 @@ Apart from the other checks, as these are of what has been stored too: runs of e
 from collections.abc import Iterator
 
 from colonnade.config.parts import NOT, LoraConfig
+from colonnade.config.saving import CheckpointConfig
 from colonnade.config.schema import Config
 from colonnade.config.split import parse_split
 from colonnade.config.thermometers import ALL_SITES
@@ -102,8 +103,9 @@ def sites_are_measured(config: Config) -> Messages:
 
 
 def an_upload_is_waited_for(config: Config) -> Messages:
+    """Files that runs write have the default."""
     kept = config.checkpoint
-    if "upload_patience" in kept.model_fields_set and kept.upload_to is None:
+    if kept.upload_patience != CheckpointConfig().upload_patience and kept.upload_to is None:
         yield (
             f"checkpoint.upload_patience = {kept.upload_patience:g} has no effect: checkpoint.upload_to is not set. "
             "Set it, or leave upload_patience out."

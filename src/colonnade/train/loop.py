@@ -235,7 +235,8 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt, repair: Repair) ->
         saves = request or last or at_end or (every and state.step % every == 0)
         copies = not saves and run.copies.are_due(state.step)
         compares = copies or (compare_every and state.step % compare_every == 0)
-        if (saves or compares) and not _kept(run, state, saves=bool(saves), must=last or stop, repair=repair):
+        must = last or at_end or stop  # at an end too behind which more is to come: that may be refused
+        if (saves or compares) and not _kept(run, state, saves=bool(saves), must=must, repair=repair):
             enough = False  # the evaluation that said so is undone
             continue
         if copies:
