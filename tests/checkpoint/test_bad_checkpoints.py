@@ -271,6 +271,21 @@ def test_ranks_may_want_different_tensors(path: Path) -> None:
     run_on_ranks(read, 2)
 
 
+def test_a_run_goes_on_from_no_other_model(path: Path) -> None:
+    """Whatever else is checked, and though all of its tensors have the shapes that are wanted."""
+    model = {"num_layers": 2, "rope": {"base": 2.5}}
+    wanted = shards()
+    said = refused(lambda: load_found(lambda: path, wanted, model=model, check=lambda *_: None))
+    assert said.startswith(f"{path} is of another model:") and "rope.base" in said
+
+    def check(where: Path, contents: Manifest) -> None:
+        raise CheckpointError(f"{where.name} of {contents.step}")
+
+    model["rope"] = {"base": 1.5}
+    assert refused(lambda: load_found(lambda: path, wanted, model=model, check=check)) == "step_00000020 of 20"
+    assert load_found(lambda: path, wanted, model=model, check=lambda *_: None) is not None
+
+
 def found_on(rank: int, folders: list[Path], check: Callable[[Path, Manifest], None] = lambda *_: None) -> str | None:
     """What rank `rank` loads from the newest checkpoint in its folder: the checkpoint's name."""
     wanted = [Shard("x", (3,), (0,), torch.zeros(3))]
@@ -402,6 +417,17 @@ def test_a_disk_that_fills_at_any_byte_of_an_archive(path: Path, monkeypatch: py
     said = refused(lambda: save(path.parent, 30, shards(), {}))
     assert said.startswith("The disk is full: ") and "step_00000020, the last whole checkpoint, stays." in said
     assert newest(path.parent) == path and not list(path.parent.glob(".*"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_quota_and_a_limit_on_files_are_a_full_disk(path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(stream: Any, data: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(_HashingStream, "write", refuse)
+    said = refused(lambda: save(path.parent, 30, shards(), {}))
+    assert said.startswith("The disk is full: ") and f"({os.strerror(number)})" in said
+    assert newest(path.parent) == path
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,7 @@ def test_what_is_read_is_bounded(num_files: int) -> None:
     parts = parts_of_each(num_files)
     assert parts & (parts - 1) == 0 and 4 <= parts <= 64
     assert parts == 4 or parts * num_files <= 4096
+    assert parts == 64 or 2 * parts * num_files > 4096, "and no less is looked at than may be"
 
 
 @pytest.mark.parametrize("num_files", [1, 64, 65, 1000, 5000])

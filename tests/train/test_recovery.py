@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ import torch
 
 from colonnade.checkpoint.manifest import read_manifest, to_json, verify
 from colonnade.checkpoint.names import MANIFEST
+from colonnade.checkpoint.snapshot import Snapshot
 from colonnade.config.defaults import BEFORE
 from colonnade.config.load import load
-from colonnade.data.tokenizer import train_bpe
+from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.mesh.mesh import Mesh
 from colonnade.optim.loss_scale import LossScale
 from colonnade.train import state
@@ -333,6 +335,26 @@ def test_a_checkpoint_gets_its_name_behind_the_numbers_of_its_step(
     assert named == ["step_00000001", "step_00000002"]
 
 
+@pytest.mark.parametrize("with_tokenizer", [True, False])
+def test_beside_the_weights_lies_what_is_needed_to_use_them(
+    corpus: TinyCorpus, tmp_path: Path, with_tokenizer: bool
+) -> None:
+    """The tokenizer, where the run has one, and the configuration."""
+    settings = config_of_tiny(corpus, tmp_path)
+    opened, told = open_corpus(settings), monitor(tmp_path / "run")
+    if not with_tokenizer:
+        opened = replace(opened, tokenizer=None)
+    trained = state.build_state(settings, Mesh(), opened.vocab_size, torch.device("cpu"))
+    with saving(trained, settings, Mesh(), opened, told) as checkpoints:
+        checkpoints.save(trained, must=True)
+    (folder,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert load(folder / "config.toml") == settings
+    assert (folder / "tokenizer.json").exists() == with_tokenizer
+    if with_tokenizer:
+        assert opened.tokenizer is not None
+        assert Tokenizer.load(folder / "tokenizer.json").sha256 == opened.tokenizer.sha256
+
+
 # --- saving in the background -----------------------------------------------------------------------------------------
 
 
@@ -367,6 +389,26 @@ def slow_copy(rank: int) -> None:
         take(snapshot, parts)
 
     Snapshot.take = wait_and_take  # type: ignore[method-assign]
+
+
+def test_what_waits_for_the_copy_does_not_get_into_the_checkpoint(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights of the step that was saved, though the next step changes them while they are written."""
+    monkeypatch.setattr(Snapshot, "take", Snapshot.take)  # which `slow_copy` replaces
+    slow_copy(0)
+    settings = config_of_tiny(corpus, tmp_path, *ASYNCHRONOUS)
+    opened, told = open_corpus(settings), monitor(tmp_path / "run")
+    trained = state.build_state(settings, Mesh(), opened.vocab_size, torch.device("cpu"))
+    with saving(trained, settings, Mesh(), opened, told, overlap=True) as checkpoints:
+        before = [bucket.master.clone() for bucket in trained.buckets]
+        checkpoints.save(trained)
+        checkpoints.copied()
+        for bucket in trained.buckets:
+            bucket.master.add_(1.0)
+    restored = state.build_state(settings, Mesh(), opened.vocab_size, torch.device("cpu"), draw=False)
+    assert restore(restored, settings, opened) is not None
+    assert all(torch.equal(bucket.master, x) for bucket, x in zip(restored.buckets, before, strict=True))
 
 
 def saved(run: Path) -> list[dict[str, Any]]:

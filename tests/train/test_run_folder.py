@@ -43,6 +43,18 @@ def test_another_run_is_told_what_differs(corpus: TinyCorpus, tmp_path: Path) ->
     assert snapshot(tmp_path / "run") == before
 
 
+def test_a_run_that_is_to_stop_does_not_start(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """As long as the file lies there."""
+    settings = config(corpus, tmp_path)
+    occupy(settings)
+    stop = tmp_path / "run" / "stop"
+    stop.touch()
+    with pytest.raises(ConfigError, match=f"^{stop} exists: .* Remove the file to train on"):
+        occupy(settings)
+    stop.unlink()
+    occupy(settings)
+
+
 @pytest.mark.parametrize("content", [None, "[model"])
 def test_a_folder_in_which_nothing_was_trained_belongs_to_nobody(
     corpus: TinyCorpus, tmp_path: Path, content: str | None
