@@ -80,6 +80,31 @@ def test_a_sample_is_two_texts_between_control_tokens(file: TokenFile) -> None:
         assert set(batch.tokens[~batch.real[:, column], column].tolist()) <= {PAD}
 
 
+@pytest.mark.parametrize("pairs", ["order", "next"])
+def test_a_part_of_a_file_gives_the_samples_of_a_file_of_that_part_alone(tmp_path: Path, pairs: str) -> None:
+    """As a part for validation does, which begins in the midst of the file."""
+    rng, documents = np.random.default_rng(4), []
+    for _ in range(60):
+        lengths = rng.integers(1, 40, rng.integers(1, 10)).tolist()
+        documents.append((rng.integers(FIRST, LAST, sum(lengths)), lengths))
+    for name, chosen in (("whole", documents), ("part", documents[25:])):
+        with TokenFileWriter(tmp_path / name, np.dtype("<u2")) as writer:
+            for tokens, lengths in chosen:
+                writer.add_document(tokens, lengths=lengths)
+    cut = BertCut(pairs="next" if pairs == "next" else "order")
+    within, alone = (
+        BertDataset(TokenFile(tmp_path / name), range(first, stop), 64, pieces=PIECES, seed=1, cut=cut)
+        for name, first, stop in (("whole", 25, 60), ("part", 0, 35))
+    )
+    assert len(within) == len(alone) > 40
+    for data in (within, alone):
+        data.order = EpochOrder(len(data), 1)
+    positions = range(len(alone))
+    ours, theirs = batch_of(within, positions), batch_of(alone, positions)
+    for name in ("tokens", "labels", "types", "loss_mask", "pair_labels"):
+        assert getattr(ours, name).equal(getattr(theirs, name)), name
+
+
 def test_half_of_the_pairs_are_exchanged(file: TokenFile) -> None:
     batch = batch_of(opened(file), range(250))
     for column in range(250):

@@ -35,3 +35,25 @@ def test_a_document_that_is_no_pair_is_refused_wherever_it_stands(tmp_path: Path
     for wrong, said in ((CUT, rf"document {at} has another number"), (LONG, rf"1 prompt of 3 .* in document {at}\.")):
         with pytest.raises(DataError, match=said):
             opened(tmp_path, *(wrong if number == at else SOUND for number in range(3)))
+
+
+@pytest.mark.parametrize(
+    ("examples", "holds"),
+    [
+        (None, "text"),
+        (ExampleFields("squad", "spans", ("question", "passage")), "examples of squad"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path: Path, examples: ExampleFields | None, holds: str) -> None:
+    with TokenFileWriter(tmp_path / "others", np.dtype("<u2")) as writer:
+        writer.add_document([7] * 10, lengths=SOUND)
+        writer.close(Sidecar("0" * 64, 100, None, 1, 10, 0, (), examples=examples))
+    with pytest.raises(DataError, match=rf"others holds {holds}, .* Make it with `colonnade data examples preferences"):
+        PreferenceDataset(TokenFile(tmp_path / "others"), range(1), 8, vocab_size=100, options=(0.1, 0.0, 0.0))
+
+
+def test_a_file_that_says_nothing_of_itself_is_refused(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "bare", np.dtype("<u2")) as writer:
+        writer.add_document([7] * 10, lengths=SOUND)
+    with pytest.raises(DataError, match="bare holds text, "):
+        PreferenceDataset(TokenFile(tmp_path / "bare"), range(1), 8, vocab_size=100, options=(0.1, 0.0, 0.0))

@@ -7,15 +7,17 @@ import pytest
 import torch
 
 from colonnade.errors import DataError
-from colonnade.evaluation.continuations import Continuation, batch_of, batches_of, rows_of, score
+from colonnade.evaluation.continuations import Continuation, Scores, batch_of, batches_of, rows_of, score
 from colonnade.evaluation.perplexity import evaluate_tokens
 from colonnade.evaluation.progress import Progress
+from colonnade.kernels.choice import Kernels, Products
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from colonnade.model.gpt import GPT
 from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, ResidentWeights
 from tests.distributed import run_on_ranks
+from tests.emulated import emulated_amx
 from tests.generation.tiny import tiny_gpt
 from tests.model.whole import hidden
 
@@ -57,6 +59,18 @@ def test_how_far_it_is_is_told_in_sequences() -> None:
     score(tiny_gpt(Axis("tp")), CONTINUATIONS, mesh=Mesh(), batch_size=3, progress=progress)
     assert [line.partition(",")[0] for line in said] == [f"  {done} of 7 sequences" for done in (3, 6, 7)]
     assert said[-1].endswith(" 0:00:00 left")
+
+
+def test_the_output_layer_multiplies_by_the_kernel_that_was_decided() -> None:
+    """As wherever else the model is used: here one that rounds its operands to bf16."""
+    decided, rounded = Products(fp32=Kernels(output="onednn")), list[Scores]()
+    for products in (decided, Products()):
+        model = tiny_gpt(Axis("tp"), products=products).float()
+        with emulated_amx():
+            rounded.append(score(model, CONTINUATIONS, mesh=Mesh(), batch_size=3))
+    off = np.abs(rounded[0].losses - rounded[1].losses)
+    assert 1e-4 < off.max() < 0.1
+    np.testing.assert_allclose(rounded[1].losses, one_by_one(model, CONTINUATIONS)[0], rtol=1e-5)
 
 
 def test_every_token_of_a_target_has_to_be_the_likeliest() -> None:

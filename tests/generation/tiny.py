@@ -3,6 +3,7 @@
 import torch
 
 from colonnade.config.model import ModelConfig
+from colonnade.kernels.choice import Products, usual
 from colonnade.mesh.mesh import Axis
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
@@ -17,6 +18,7 @@ def tiny_gpt(
     tie_embeddings: bool = True,
     seed: int = 7,
     units: list[str] | None = None,
+    products: Products | None = None,
 ) -> GPT:
     """float64, 2 layers, 4 heads, with wide initial weights; the same logical weights for every tp and all stages."""
     model = ModelConfig(
@@ -29,7 +31,7 @@ def tiny_gpt(
         dropout=0.1,
         attention_dropout=0.1,
     )
-    gpt = GPT(model, vocab_size, Parallel(tp), units=units).double()
+    gpt = GPT(model, vocab_size, Parallel(tp, products=products or usual()), units=units).double()
     initialize_(gpt, tp, seed)
     if units is None or "embedding" in units:
         assert gpt.embedding.positions is not None

@@ -66,6 +66,12 @@ def test_evaluations_since_the_best(tmp_path: Path, losses: list[float], since: 
     assert evaluations_since_best(tmp_path) == since
 
 
+def test_evaluations_are_counted_in_the_order_of_their_steps(tmp_path: Path) -> None:
+    """Whatever the order in which their lines stand."""
+    write_metrics(tmp_path, {4: 2.0, 2: 1.0, 6: 3.0, 3: 1.5})
+    assert evaluations_since_best(tmp_path) == 3
+
+
 def test_lines_that_tell_no_loss_are_passed_over(tmp_path: Path) -> None:
     """Of another version, by a hand, or cut off: none of them is an error."""
     odd = ['{"step": 2, "validation_loss": null}', '{"step": 2, "validation_loss": "0.1"}', '{"validation_loss": 0.1}']

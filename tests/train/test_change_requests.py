@@ -11,7 +11,7 @@ import pytest
 from colonnade.config.load import load
 from colonnade.errors import hidden
 from colonnade.train.change import BLEND, Change, as_it_began, conflicts, earlier_blends, in_force
-from colonnade.train.change_requests import Decided, Line, ask, lines_of
+from colonnade.train.change_requests import Decided, Line, ask, from_now_on, lines_of, write_decided
 from colonnade.train.corpus import curriculum_of
 from colonnade.train.run_folder import CHANGES
 from tests.commands import forked, here
@@ -207,3 +207,17 @@ def test_a_file_of_the_run_that_cannot_be_read_is_one_message(finished: Finished
         for arguments in (["optim.learning_rate=1e-3"], ["--list"]):
             answer = here("change", run, *arguments)
             assert answer.status == 2 and f"{run / name} cannot be read: Is a directory" in answer.err, answer
+
+
+def test_what_is_in_force_from_now_on_is_in_the_order_of_steps(config: Path, tmp_path: Path) -> None:
+    """Not in that in which it was asked for."""
+    began, run = load(config, [f"run.folder={tmp_path / 'run'}"]), tmp_path / "run"
+    run.mkdir()
+    (later, sooner), key = ((4, 3e-3), (2, 2e-3)), "optim.learning_rate"
+    changes = [
+        Change(at=at, values={key: rate}, was={key: began.optim.learning_rate}, line=str(at))
+        for at, rate in (later, sooner)
+    ]
+    write_decided(run, Decided(changes=tuple(changes)))
+    for step, expected in ((0, [1e-2, 2e-3, 3e-3]), (2, [2e-3, 3e-3]), (3, [2e-3, 3e-3]), (4, [3e-3])):
+        assert [each.optim.learning_rate for each in from_now_on(began, step)] == expected, step

@@ -541,6 +541,19 @@ def test_elsewhere_they_are_chosen_again_and_that_is_said(
     assert [said.startswith(note) for said in found.notes] == [True] * bool(note)
 
 
+@pytest.mark.parametrize("content", [None, "{", "[]"], ids=["none", "cut off", "of another kind"])
+def test_a_faulty_checkpoint_is_the_business_of_who_resumes(
+    corpus: TinyCorpus, tmp_path: Path, content: str | None
+) -> None:
+    """Rank 0 alone looks: what it raised here the others would not hear of."""
+    config = tiny.config(corpus, tmp_path)
+    folder = Path(config.run.folder) / "checkpoints" / "step_00000002"
+    folder.mkdir(parents=True)
+    if content is not None:
+        (folder / MANIFEST).write_text(content)
+    assert (settled(config).how, settled(config).notes) == ("usual", ())
+
+
 def going_on(finished: Finished, run: Path, **changed: Kernel) -> tuple[Config, ProductMetadata]:
     """A run that may go on, and what its checkpoint says: as if some uses had other kernels."""
     shutil.copytree(finished.folder, run)

@@ -4,6 +4,7 @@ import json
 import mmap
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,6 +74,14 @@ def test_ranks_of_every_axis_are_told() -> None:
     profile: Any = SimpleNamespace(_mesh=mesh, _clock=Clock(), _done=[], _memory=[])
     groups = Profile._told(profile)["groups"]
     assert (groups["pp"], groups["ends"], groups["holders 0,1"]) == ([1, 3, 5], [3], [1, 3])
+
+
+def test_a_rank_tells_by_how_much_its_clock_differs_from_the_systems() -> None:
+    """By which the spans of ranks on two machines are laid side by side."""
+    profile: Any = SimpleNamespace(_mesh=paper_mesh(Layout(), 0), _clock=Clock(), _done=[], _memory=[])
+    before = time.time()
+    now = Profile._told(profile)["epoch"] + time.perf_counter()
+    assert before - 1e-3 <= now <= time.time() + 1e-3
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not tell what is in RAM")

@@ -50,11 +50,14 @@ class Fake:
     began: list[float | None] = field(default_factory=list)
     slept: list[float] = field(default_factory=list)
     """[seconds]"""
+    recalls: list[float | None] = field(default_factory=list)
+    """[seconds] After which all ranks were to be tried again; None: all were there."""
 
     def __call__(
         self, places: Sequence[int], command: list[str], *, at: Any, choose_gpus: bool, began: Any, **more: object
     ) -> Ended:
         self.began.append(began)
+        self.recalls.append(None if at is None else at[0])
         self.started.append((tuple(places), command[1:], choose_gpus))
         if at is not None:
             at[1]()  # the time is over at once
@@ -155,6 +158,17 @@ def test_a_lost_place_is_left_out_and_tried_again(fake: Any) -> None:
     assert "parallel.dp=1" in made.started[2][1]
     assert names(made.run) == ["fault", "restart", "fault", "restart", "fewer ranks", "all ranks"]
     assert "for 3 ranks" in events(made.run)[4]["reason"] and events(made.run)[4]["lost"] == [3]
+
+
+def test_a_place_that_is_lost_again_at_once_is_tried_half_as_often(fake: Any) -> None:
+    """Its first failure is enough; another place, that was never lost before, changes nothing."""
+    recalled = Ended(UNFINISHED, False, None)
+    ends = [after(killed(3), 10), after(killed(3), 10), after(recalled, 20), after(killed(3), 30), after(recalled, 40)]
+    status, made = fake(*ends, after(killed(3), 50), after(DONE, 60), keys=["restarts.return_after=100"])
+    assert status == 0 and made.recalls == [None, None, 100.0, None, 200.0, None, 400.0]
+    ends = [after(killed(3), 70), after(killed(3), 70), after(recalled, 80), after(killed(0), 90), after(killed(0), 90)]
+    status, made = fake(*ends, after(DONE, 99), keys=["restarts.return_after=100"])
+    assert status == 0 and made.recalls == [None, None, 100.0, None, None, 100.0]
 
 
 def test_who_is_asked_to_leave_after_a_recall_is_not_recalled_again(fake: Any) -> None:

@@ -313,6 +313,30 @@ def test_a_record_that_could_not_be_replaced_is_put_again(run: Run, tmp_path: Pa
     assert run.record(2, tmp_path) == '{"step": 2}\n'
 
 
+def test_a_run_that_goes_on_brings_the_record_up_to_date_at_once(run: Run, tmp_path: Path) -> None:
+    """What was killed had no time for it, and the next end may come as suddenly."""
+    run.save(2)
+    with run.uploads():
+        await_(lambda: run.there() == [2])
+    (run.folder / "metrics.jsonl").write_text('{"step": 2}\n')
+    going = run.uploads()
+    with going:
+        await_(going._is_done)
+        assert run.record(2, tmp_path) == '{"step": 2}\n' and len(run.told.of("uploaded")) == 1
+
+
+def test_a_run_ends_as_soon_as_its_upload_has(run: Run) -> None:
+    """Its patience is for those that take longer. The quickest of some, on a machine that does other work too."""
+    seconds = []
+    for _ in range(3):
+        run.save(2)
+        started = time.monotonic()
+        with run.uploads(upload_patience=20.0):
+            pass
+        seconds.append(time.monotonic() - started)
+    assert min(seconds) < 0.9 and run.there() == [2]
+
+
 def test_a_failure_is_said_once_and_so_is_its_end(run: Run) -> None:
     run.save(2)
     left = fail("put", 40)
