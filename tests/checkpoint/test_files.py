@@ -1,6 +1,8 @@
 """Parts of stored tensors, read from where they lie."""
 
 import os
+import struct
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,22 @@ def test_a_read_of_which_the_system_does_a_part_goes_on_where_that_ended(
         files.read_box(file, shard, torch.float32, WHOLE, target)
     assert len(counts) == 11 and sum(counts) == 4 * numbers.numel()
     assert torch.equal(target, numbers.to(dtype))
+
+
+@pytest.mark.parametrize("fault", ["compressed", "before it"])
+def test_numbers_that_are_not_plain_or_not_in_their_archive_are_refused(tmp_path: Path, fault: str) -> None:
+    """No program writes such a file for us: bytes that are no numbers would be read as some."""
+    numbers, path = os.urandom(11 * 6 * 4 * 4), tmp_path / "__0_0.distcp"
+    with path.open("wb") as file:
+        file.write(b"x" * 1000)
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED if fault == "compressed" else zipfile.ZIP_STORED) as made:
+            made.writestr("archive/data/0", numbers)
+            made.writestr("archive/version", "3\n")
+    content = bytearray(path.read_bytes()[1000:])
+    if fault == "before it":  # the end of the archive tells that its beginning is 5 bytes earlier than it is
+        (offset,) = struct.unpack_from("<I", content, len(content) - 6)
+        struct.pack_into("<I", content, len(content) - 6, offset + 5)
+    path.write_bytes(b"x" * 1000 + content)
+    stored = StoredShard(WHOLE, path.name, 1000, len(content))
+    with path.open("rb") as file, pytest.raises(zipfile.BadZipFile, match=r"where (they|it) should be"):
+        files.read_box(file, stored, torch.float32, WHOLE, torch.empty(SIZES))

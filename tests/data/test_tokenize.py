@@ -134,6 +134,31 @@ def test_large_vocabularies_take_int32(tmp_path: Path, tokenizer: Tokenizer) -> 
     assert (file.dtype, file.document(0)[-1]) == (np.dtype("int32"), 70_000)
 
 
+def test_the_list_of_rejected_lines_is_on_the_disk_before_the_token_file_has_its_name(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that loses its power then would have a file that says nothing of what it lacks."""
+    fsync, replace, synced, named = os.fsync, os.replace, dict[int, int](), list[str]()
+
+    def note(descriptor: int) -> None:
+        fsync(descriptor)
+        about = os.fstat(descriptor)
+        synced[about.st_ino] = about.st_size
+
+    def name(source: Path, target: Path) -> None:
+        if str(target).endswith(("a.bin", "a.idx")):
+            (listed,) = tmp_path.glob("a.rejected.jsonl.*")
+            assert synced.get(listed.stat().st_ino) == listed.stat().st_size > 0
+            named.append(Path(target).name)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "replace", name)
+    (tmp_path / "lines.jsonl").write_text('{"text": "good"}\nnot json\n')
+    tokenize_files([tmp_path / "lines.jsonl"], tmp_path / "a", tokenizer, progress=False)
+    assert sorted(named) == ["a.bin", "a.idx"] and rejected_path(tmp_path / "a").exists()
+
+
 def test_the_list_of_rejected_lines_replaces_no_input(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = jsonl(tmp_path / "a.rejected.jsonl", "One.", "Two.")
     before = path.read_bytes()

@@ -108,6 +108,19 @@ def test_byte_lengths_sum_to_the_texts_bytes(tokenizer: Tokenizer, text: str) ->
     assert sum(lengths[token] for token in tokenizer.encode(text)) == len(text.encode())
 
 
+def test_a_token_that_was_added_to_a_vocabulary_stands_for_its_bytes(tokenizer: Tokenizer) -> None:
+    """Unless it is for control: else bits per byte would leave out a part of the text."""
+    content = json.loads(tokenizer.to_json())
+    (token,) = content["added_tokens"]
+    for number, (name, special) in enumerate((("<thïnk>", False), ("<pad>", True)), 600):
+        content["added_tokens"].append({**token, "id": number, "content": name, "special": special})
+    wider = Tokenizer.from_json(json.dumps(content))
+    text = "So <thïnk> about it"
+    lengths, ids = wider.byte_lengths(), wider.encode(text)
+    assert 600 in ids and sum(lengths[id_] for id_ in ids) == len(text.encode())
+    assert wider.token_bytes[600] == "<thïnk>".encode() and lengths[599] == lengths[601] == 0
+
+
 @given(texts)
 def test_a_stream_shows_the_text_and_no_broken_character(tokenizer: Tokenizer, text: str) -> None:
     stream = tokenizer.stream()

@@ -36,6 +36,12 @@ def test_nothing_has_its_name_before_the_end(tmp_path: Path) -> None:
     assert files(tmp_path) == ["new.bin", "new.idx"]
 
 
+def test_folders_that_are_not_there_are_made(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "some" / "where" / "new", np.dtype("<u2")) as writer:
+        writer.add_document([1, 2, 3])
+    assert files(tmp_path / "some" / "where") == ["new.bin", "new.idx"]
+
+
 @pytest.mark.parametrize("dtype", ["<u1", "<u2", "<i4", "<i8"])
 def test_documents_of_any_type_are_read_back(tmp_path: Path, dtype: str) -> None:
     with TokenFileWriter(tmp_path / "file", np.dtype(dtype)) as writer:

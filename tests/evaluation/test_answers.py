@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from colonnade.data.question_windows import Windows, most_context
 from colonnade.evaluation.answers import Selection, WindowScores, answers_of, best_runs, submission
+from colonnade.evaluation.questions import Prepared, choose
+from colonnade.examples.squad import Question
 
 TEXT = "ab cd ef gh"
 PLACES = np.array([[0, 2], [3, 5], [6, 8], [9, 11]])
@@ -138,3 +141,14 @@ def test_the_best_of_all_runs_is_found(data: st.DataObject) -> None:
     theirs = [score for each in windows for score in all_runs(each, 3)]
     ours = [run.score for each in windows for run in best_runs(each, few)]
     assert not theirs or max(ours) >= max(theirs)
+
+
+def test_no_answer_is_as_likely_as_the_first_token_begins_and_ends_one() -> None:
+    """Of each window: what the model says of [CLS]. Behind it and a question of two come [SEP] and the text."""
+    question = Question(Path("dev.json"), 1, "q", "who", TEXT, ())
+    asked = Prepared(question, np.array([7, 8]), np.arange(4), PLACES, [range(3), range(1, 4)])
+    logits = np.random.default_rng(1).normal(size=(2, 9, 2))
+    logits[0, 5, 0], logits[0, 6, 1] = 8.0, 9.0  # "cd ef"
+    logits[:, 0] = [[1.0, 2.5], [0.5, 1.5]]
+    found = choose([asked], logits, Selection(), may_be_none=True)["q"]
+    assert found.best[0].text == "cd ef" and found.null_odds == pytest.approx(2.0 - 17.0)

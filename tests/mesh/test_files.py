@@ -59,6 +59,16 @@ def test_ranks_send_files_to_each_other(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.received"))
 
 
+def test_what_one_rank_has_is_sent_within_its_group_alone() -> None:
+    """A thread that works beside training has a group of its own: on another its operations would meet training's."""
+
+    def rank_of(rank: int, num_ranks: int) -> bytes:
+        group = dist.new_group([1, 2], backend="gloo")
+        return broadcast(b"own" if rank == 2 else b"", 2, group) if rank else b""
+
+    assert run_on_ranks(rank_of, 3, time_limit=20.0) == [b"", b"own", b"own"]
+
+
 @pytest.mark.parametrize("size", [4, 5, 9], ids=["between blocks", "within a block", "within the last"])
 def test_a_file_that_was_cut_off_is_told(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "BLOCK", 4)

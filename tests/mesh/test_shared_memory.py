@@ -4,6 +4,7 @@ import mmap
 import os
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -301,3 +302,20 @@ def _another_file(rank: int, num_ranks: int) -> bool:
 @pytest.mark.parametrize("function", [_another_machine, _another_file])
 def test_ranks_that_cannot_reach_the_memory_use_gloo_all_of_them(function: Any) -> None:
     assert run_on_ranks(function, 2) == [True, True]
+
+
+def _descriptors_of_memory(rank: int, num_ranks: int) -> list[str]:
+    axis = build_mesh(Layout(tp=num_ranks), rank).tp
+    assert isinstance(axis.transport, SharedMemoryTransport)
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the list itself
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return [each for each in found if "memfd" in each]
+
+
+@can_share
+def test_who_has_made_the_memory_keeps_no_other_descriptor_of_it_than_who_has_mapped_it() -> None:
+    """Each mapping has one; and memory that nobody has mapped any more goes."""
+    made, mapped = run_on_ranks(_descriptors_of_memory, 2)
+    assert made == mapped and len(set(mapped)) == 1

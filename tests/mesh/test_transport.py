@@ -1,15 +1,17 @@
 """What the ledger keeps of an operation on a device."""
 
 import gc
+import time
 import weakref
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from colonnade.mesh import mesh as mesh_module
-from colonnade.mesh import transport
-from colonnade.mesh.collectives import all_reduce
+from colonnade.mesh import shared_memory, transport
+from colonnade.mesh.collectives import all_gather_into_, all_reduce, reduce_scatter_into_
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Ledger, Site
 from colonnade.mesh.mesh import build_mesh
@@ -85,6 +87,29 @@ def test_an_operation_that_hangs_is_not_over(events: list[Event]) -> None:
     carried._run("all_reduce", out.as_subclass(OnDevice), Site("here.py:1"), partial(Hanging, out)).wait()
     (flight,) = ledger.flying
     assert flight.ready.query() and flight.done is not None and not flight.is_over
+
+
+def begun_alone(rank: int, num_ranks: int, began: Path, gathers: bool) -> tuple[bool, list[float]]:
+    """(Whether rank 0 had gone on while rank 1 had not begun, the result)"""
+    shared_memory.is_possible = lambda: False
+    axis = build_mesh(Layout(dp=2), rank).dp
+    whole, part = torch.full((4,), float(rank + 1)), torch.full((2,), float(rank + 1))
+    end = time.monotonic() + 10
+    while rank == 1 and not began.exists() and time.monotonic() < end:
+        time.sleep(0.005)
+    gone_on = began.exists()
+    pending = all_gather_into_(whole, part, axis) if gathers else reduce_scatter_into_(part, whole, axis)
+    began.touch()
+    pending.wait()
+    return gone_on, (whole if gathers else part).tolist()
+
+
+@pytest.mark.parametrize("gathers", [True, False])
+def test_who_has_begun_an_operation_goes_on_before_the_others_begin_it(tmp_path: Path, gathers: bool) -> None:
+    """So that weights are gathered and gradients are summed beside the computation."""
+    expected = [1.0, 1.0, 2.0, 2.0] if gathers else [3.0, 3.0]
+    found = run_on_ranks(begun_alone, 2, tmp_path / "began", gathers)
+    assert found == [(False, expected), (True, expected)]
 
 
 def sums_over_all(rank: int, num_ranks: int) -> tuple[list[str], float]:

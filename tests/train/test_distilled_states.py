@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.config.load import load
-from colonnade.errors import ConfigError
+from colonnade.errors import CheckpointError, ConfigError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.model.bert import BertInputs
@@ -215,6 +215,19 @@ def test_a_layer_behind_the_teachers_last_is_refused(examples: Path, teacher: Pa
 
     check(3)
     with pytest.raises(ConfigError, match=r"teacher_layers = \[4, 1\], and .* has the layers 0 … 3\. Use these"):
+        check(4)
+
+
+def test_a_teacher_that_cannot_be_cut_as_the_run_is_refused(examples: Path, teacher: Path, tmp_path: Path) -> None:
+    """Its six heads are no whole number for each of four ranks, as the student's twelve are."""
+
+    def check(tp: int) -> None:
+        more = ["model.num_heads=12", f"parallel.tp={tp}", f"distillation.teacher={teacher}"]
+        config = load(write_config(examples, "mnli", tmp_path), [*SMALL, *WIDER, *more])
+        check_teacher(origin_at(teacher), teacher_model(teacher), config, open_corpus(config))
+
+    check(2)
+    with pytest.raises(CheckpointError, match=r"cannot be cut as the run is:\n  parallel\.tp = 4 does not divide"):
         check(4)
 
 

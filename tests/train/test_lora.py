@@ -7,9 +7,13 @@ import pytest
 import torch
 
 from colonnade.checkpoint.manifest import read_manifest
+from colonnade.checkpoint.names import MANIFEST
 from colonnade.errors import CheckpointError
-from colonnade.train.base import Base, BaseMetadata, base_path, content_of
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import build_mesh
+from colonnade.train.base import Base, BaseMetadata, base_path, content_of, content_together
 from tests.commands import Answer, after_banner, forked, here
+from tests.distributed import run_on_ranks
 from tests.runs import Finished, metrics, tensors
 from tests.tiny import TinyCorpus, write_config
 
@@ -88,6 +92,21 @@ def test_evaluating_and_generating_beside_the_base(adapted: Path, finished: Fini
     assert told[0].out != told[1].out
     answer = here("generate", adapted, "--prompt", "a", "--max-new-tokens", "2", "--json")
     assert answer.status == 0, answer
+
+
+def test_a_base_is_read_by_one_rank_for_all(tmp_path: Path) -> None:
+    """It may have hundreds of gigabytes, and on a machine of its own a rank may see another one."""
+    for name in ("first", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(name)
+    (tmp_path / "other" / MANIFEST).write_text("{")  # whoever reads it fails
+
+    def told(rank: int, num_ranks: int) -> dict[str, str]:
+        world = build_mesh(Layout(dp=num_ranks), rank).world
+        return content_together(tmp_path / ("other" if rank else "first"), world)
+
+    expected = content_of(tmp_path / "first")
+    assert run_on_ranks(told, 2) == [expected, expected] and list(expected) == ["config.json"]
 
 
 @pytest.mark.parametrize("changed", [0, 1, 2])

@@ -27,6 +27,7 @@ from colonnade.train.run_folder import COPIES
 from tests.commands import environment, forked, here
 from tests.drills.faults import ranks_of
 from tests.runs import Finished, assert_same_end, events, metrics
+from tests.told import Told
 
 KEYS = ("checkpoint.memory_every=1", "checkpoint.every=4", "checkpoint.keep=2")
 
@@ -91,12 +92,13 @@ def test_a_damaged_copy_is_passed_over(finished: Finished, tmp_path: Path, memor
 
 def test_a_copy_that_is_passed_over_is_removed(config: Path, memory: Path) -> None:
     """The next start would meet it again, should this one be killed before its first copy."""
-    damaged, told = memory / "step_00000005", list[str]()
+    damaged, monitor = memory / "step_00000005", Told()
     damaged.mkdir()
-    monitor = SimpleNamespace(event=lambda *_, **__: None, say=told.append)
     copies = MemoryCopies(load(config, KEYS), Mesh(), monitor)  # type: ignore[arg-type]
     copies._pass_over(damaged, "It is damaged.")
-    assert not damaged.exists() and told == ["It is damaged. The run goes on from the disk."]
+    assert not damaged.exists() and monitor.said == ["It is damaged. The run goes on from the disk."]
+    details = {"checkpoint": "step_00000005", "reason": "It is damaged."}
+    assert monitor.events == [("damaged copy in memory", details)]
 
 
 @pytest.mark.slow

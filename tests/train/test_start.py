@@ -121,6 +121,17 @@ except SystemExit as end:
         assert after_banner(answer.stdout) == said, answer
 
 
+def test_of_files_some_of_which_lie_elsewhere_no_sample_is_cut_before_the_run(
+    config: Path, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    """What is read of them would take its time, and nothing is asked of a storage yet."""
+    whole = config.read_text()
+    config.write_text(whole.replace(f'train = "{corpus.prefix}"\n', ""))
+    blend = f'data.blend={{"memory://nobody/has/it" = 1, "{corpus.prefix}" = 1}}'
+    found = begin.load_for_run(config, [blend, f"data.cache={tmp_path / 'cache'}"])
+    assert list(found.data.blend or ()) == ["memory://nobody/has/it", str(corpus.prefix)]
+
+
 @pytest.mark.parametrize("name", ["PIPE", "RANK"])
 def test_a_rank_is_not_told_again(config: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     if name == "PIPE":

@@ -358,7 +358,7 @@ def _lacks(state: TrainState, manifest: Manifest) -> set[str]:
 
 def _thawed(state: TrainState, metadata: RunMetadata) -> Iterator[str]:
     """What to say of weights that are trained from now on."""
-    names = sorted(set(metadata.frozen) - set(_frozen(state)))
+    names = set(metadata.frozen) - set(_frozen(state))
     if names:
         yield (
             f"Trained from now on: {counted(len(names), 'weight')} that {'was' if len(names) == 1 else 'were'} frozen "
