@@ -5891,6 +5891,62 @@ MUTATIONS = [
         "*(each.line for each in self.changes)]",
         ("tests/train/test_in_force.py",),
     ),
+    Mutation(
+        "a save is not waited for before the next step: the checkpoint has weights of both",
+        "train/recovery.py",
+        "        self.saver.copied()",
+        "        pass",
+        ("tests/train/test_recovery.py",),
+    ),
+    Mutation(
+        "a checkpoint has no tokenizer",
+        "train/recovery.py",
+        "if corpus.tokenizer is not None:",
+        "if corpus.tokenizer is None:",
+        ("tests/train/test_recovery.py",),
+    ),
+    Mutation(
+        "a run goes on from a checkpoint of another model whose tensors have the same shapes",
+        "checkpoint/load.py",
+        "        check_model(path, contents, model)\n        check(path, contents)",
+        "        check(path, contents)",
+        ("tests/checkpoint/test_bad_checkpoints.py",),
+    ),
+    Mutation(
+        "a run starts though its stop file lies there",
+        "train/run_folder.py",
+        "    if (folder / STOP_FILE).exists():",
+        "    if False:",
+        ("tests/train/test_run_folder.py",),
+    ),
+    Mutation(
+        "one rank alone raises what is wrong with a checkpoint, and the others wait",
+        "train/products.py",
+        "except (ColonnadeError, OSError):",
+        "except OSError:",
+        ("tests/train/test_products.py",),
+    ),
+    Mutation(
+        "tokens that were added to a vocabulary have no bytes: bits per byte are too many",
+        "data/tokenizer.py",
+        "self._inner.get_vocab(with_added_tokens=True).items():\n            if token not in added:",
+        "self._inner.get_vocab(with_added_tokens=False).items():\n            if token not in added:",
+        ("tests/data/test_tokenizer.py",),
+    ),
+    Mutation(
+        "no answer is as likely as the token behind [CLS] says",
+        "evaluation/questions.py",
+        "(float(whole[0, 0]), float(whole[0, 1]))",
+        "(float(whole[1, 0]), float(whole[1, 1]))",
+        ("tests/evaluation/test_answers.py",),
+    ),
+    Mutation(
+        "a teacher is cut as the run is, though its heads are then not whole",
+        "train/teacher.py",
+        "asked & set(each.keys)]\n    if wrong:",
+        "asked & set(each.keys)]\n    if False:",
+        ("tests/train/test_distilled_states.py",),
+    ),
 ]
 
 

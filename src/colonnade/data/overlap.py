@@ -64,11 +64,12 @@ class Overlap:
 
     def summary(self) -> str:
         """A line for people."""
+        lines = f"{counted(self.rejected, 'line')} of the corpus"
         return (
             f"{self.share:.2%} of the {self.ngrams:,} {self.ngram}-grams of {self.test} occur in the corpus "
             f"({self.shared:,}; in {self.passages_touched:,} of {self.passages:,} passages, from "
             f"{self.documents_touched:,} of {self.documents:,} documents)"
-            + (f"; {self.rejected:,} lines of the corpus are no documents" if self.rejected else "")
+            + (f"; {lines} {'is no document' if self.rejected == 1 else 'are no documents'}" if self.rejected else "")
         )
 
 
