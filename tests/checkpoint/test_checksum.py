@@ -63,6 +63,20 @@ def test_two_bits_do_not_cancel() -> None:
     assert len(sums) == 1 + 64 * 63 // 2
 
 
+class OnDevice(torch.Tensor):
+    """Says that it is not in CPU memory."""
+
+    is_cpu = False  # type: ignore[assignment]
+
+
+@pytest.mark.usefixtures("short_chunks")
+@pytest.mark.parametrize("count", [1, 40, 101])
+def test_a_device_without_a_dot_product_of_integers_has_the_same(count: int) -> None:
+    """Copies on devices of two kinds are held against each other."""
+    x = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    assert of(x.as_subclass(OnDevice)) == of(x)
+
+
 def test_its_definition() -> None:
     """Of one word and a half, by Python's integers."""
     x = torch.tensor([1.5, -2.0, 3.0])

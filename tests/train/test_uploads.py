@@ -325,6 +325,28 @@ def test_a_run_that_goes_on_brings_the_record_up_to_date_at_once(run: Run, tmp_p
         assert run.record(2, tmp_path) == '{"step": 2}\n' and len(run.told.of("uploaded")) == 1
 
 
+def test_the_record_is_put_again_where_that_is_asked_for_alone(run: Run) -> None:
+    """Each save brings its own."""
+    put: list[str] = []
+
+    def before(operation: str, path: str) -> None:
+        if operation == "put" and RECORD in path:
+            put.append(path.split("/")[-2])
+
+    FaultyStorage.before = staticmethod(before)
+    run.save(2)
+    with run.uploads() as going:
+        await_(going._is_done)
+        for refresh, times in ((False, 1), (True, 2), (False, 2)):
+            going.wake(refresh=refresh)
+            await_(going._is_done)
+            assert put == ["step_00000002"] * times
+        run.save(4)
+        going.wake()
+        await_(going._is_done)
+        assert put[2:] == ["step_00000004"]
+
+
 def test_a_run_ends_as_soon_as_its_upload_has(run: Run) -> None:
     """Its patience is for those that take longer. The quickest of some, on a machine that does other work too."""
     seconds = []
