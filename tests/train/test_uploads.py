@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -337,8 +338,8 @@ def test_the_record_is_put_again_where_that_is_asked_for_alone(run: Run) -> None
     run.save(2)
     with run.uploads() as going:
         await_(going._is_done)
-        for refresh, times in ((False, 1), (True, 2), (False, 2)):
-            going.wake(refresh=refresh)
+        for wake, times in ((going.wake, 1), (partial(going.wake, refresh=True), 2), (going.wake, 2)):
+            wake()
             await_(going._is_done)
             assert put == ["step_00000002"] * times
         run.save(4)
