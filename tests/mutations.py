@@ -5947,6 +5947,13 @@ MUTATIONS = [
         "asked & set(each.keys)]\n    if False:",
         ("tests/train/test_distilled_states.py",),
     ),
+    Mutation(
+        "the output layer is trained by the usual kernel, whichever was chosen",
+        "model/stack.py",
+        "            products=self.parallel.products,\n        )\n\n    def read_by_output",
+        "        )\n\n    def read_by_output",
+        ("tests/model/test_gpt.py",),
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from colonnade.config.model import ModelConfig
+from colonnade.kernels.choice import Kernels, Products
 from colonnade.kernels.dropout import Masks
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
@@ -16,8 +17,10 @@ from colonnade.model.attention import KeyValueCache
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
 from colonnade.model.inputs import Inputs
+from colonnade.tensor_parallel.distillation import SoftTargets
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
+from tests.emulated import emulated_amx
 from tests.model.plain import Drops, leaves, plain_logits, plain_loss
 from tests.model.whole import hidden, loss_of
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_, sum_replicated_
@@ -224,3 +227,43 @@ def test_overflow_reaches_every_gradient_before_it() -> None:
     for name, weight in gpt.named_parameters():
         if name != "embedding.tokens.weight":
             assert weight.grad is not None and not weight.grad.isfinite().all(), name
+
+
+def by_the_output_layer(what: str, products: Products) -> Tensor:
+    """In fp32, of a CPU that rounds the operands of oneDNN's products to bf16."""
+    head = GPT(CONFIGURATIONS["untied"], VOCAB, Parallel(Mesh().tp, products=products)).head
+    head.output.weight.data.copy_(drawn(VOCAB, 16, seed=1))
+    x, (_, labels, weights) = drawn(S, B, 16, seed=2).float(), inputs()
+    soft = SoftTargets(weights.float(), 2.0, drawn(S, B, 16, seed=3).float(), drawn(VOCAB, 16, seed=4).float())
+    with emulated_amx(), torch.no_grad():
+        return {
+            "loss": lambda: head.loss_of(head.normed(x), labels, weights.float()),
+            "taught": lambda: head.loss_of(head.normed(x), labels, torch.zeros(S, B), soft=soft),
+            "token losses": lambda: head.token_losses(x, labels),
+            "guesses": lambda: head.guesses_of(head.normed(x), labels)[0],
+            "logits": lambda: head.logits(x),
+        }[what]()
+
+
+@pytest.mark.parametrize("what", ["loss", "taught", "token losses", "guesses", "logits"])
+def test_the_output_layer_multiplies_by_the_kernel_that_was_decided(what: str) -> None:
+    """In training, and wherever a trained model is used."""
+    plain = by_the_output_layer(what, Products())
+    rounded = by_the_output_layer(what, Products(fp32=Kernels(output="onednn")))
+    assert plain.isfinite().all() and 1e-5 < ((rounded - plain).abs() / plain.abs().mean()).max() < 0.05
+
+
+@pytest.mark.parametrize("how", ["plain", "dropout", "cache"])
+def test_attention_multiplies_by_the_kernel_that_was_decided(how: str) -> None:
+    """In bf16 as it is, or widened, on a processor that has no other way to tell."""
+    found = []
+    for kernel in ("native", "blas"):
+        products = Products(bf16=Kernels(attention=kernel))
+        gpt = GPT(CONFIGURATIONS["dropout"], VOCAB, Parallel(Mesh().tp, products=products)).bfloat16()
+        load_shards_(gpt, Mesh().tp, whole_weights(CONFIGURATIONS["dropout"]))
+        attention = gpt.blocks["0"].attention
+        masks = Masks(SEED, torch.tensor(SAMPLES).numpy()) if how == "dropout" else None
+        cache = attention.empty_cache(S) if how == "cache" else None
+        with torch.no_grad():
+            found.append(attention(drawn(S, 1 if how == "cache" else B, 16, seed=5).bfloat16(), 0, masks, cache))
+    assert not torch.equal(*found)

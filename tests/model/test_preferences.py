@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.config.model import ModelConfig
+from colonnade.kernels.choice import Kernels, Products
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh
 from colonnade.model.preferences import PreferenceHead, PreferenceInputs, margins, pair_losses
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
+from tests.emulated import emulated_amx
 
 S, PAIRS, H, V = 6, 3, 8, 11
 MODEL = ModelConfig(
@@ -113,3 +115,23 @@ def test_a_model_that_is_very_sure_has_a_finite_loss() -> None:
     gains = torch.tensor([[20_000.0, -20_000.0]] * 2, dtype=torch.float64)
     assert pair_losses(gains, options).tolist() == pytest.approx([0.0, 0.25 * 4_000])
     assert pair_losses(-gains, options).tolist() == pytest.approx([4_000, 0.75 * 4_000])
+
+
+def test_answers_are_judged_by_the_kernel_that_was_decided() -> None:
+    """As the run's other products: here one that rounds its operands to bf16."""
+    x, weight, labels, counted, reference = numbers()
+    found = []
+    for kernels in (Kernels(output="onednn"), Kernels()):
+        head = PreferenceHead(MODEL, V, Parallel(Axis("tp"), products=Products(fp32=kernels)))
+        head.output.weight.data.copy_(weight)
+        options = torch.tensor([OPTIONS["dpo"]] * PAIRS, dtype=torch.float64)
+        inputs = PreferenceInputs(
+            labels=labels,
+            counted=counted,
+            reference=reference,
+            options=options,
+            pair_weights=torch.ones(PAIRS, dtype=torch.float64),
+        )
+        with emulated_amx(), torch.no_grad():
+            found.append(float(head.preference_loss(x.float(), inputs)))
+    assert 1e-5 < abs(found[0] - found[1]) < 0.1
