@@ -3234,8 +3234,8 @@ MUTATIONS = [
     Mutation(
         "a save at a stop that fails is not tried again",
         "train/loop.py",
-        "saves=bool(saves), must=last or stop, repair=repair",
-        "saves=bool(saves), must=last, repair=repair",
+        "must = last or at_end or stop",
+        "must = last or at_end",
         ("tests/train/test_save_retries.py",),
     ),
     Mutation(
@@ -3582,10 +3582,10 @@ MUTATIONS = [
         ("tests/train/test_save_retries.py",),
     ),
     Mutation(
-        "a run that is asked to stop while its disk is full says that everything is saved, and has saved nothing",
+        "an end behind which more is to come, and is refused, is not saved",
         "train/loop.py",
-        "saves=bool(saves), must=last or stop, repair=repair)",
-        "saves=bool(saves), must=last, repair=repair)",
+        "must = last or at_end or stop",
+        "must = last or stop",
         ("tests/train/test_save_retries.py",),
     ),
     Mutation(

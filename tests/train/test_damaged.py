@@ -1,12 +1,15 @@
 """A newest checkpoint that is damaged is set aside, and the run ends as if it had never been."""
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from colonnade.checkpoint.names import checkpoints_in
+from colonnade.config.load import load
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import damaged
 from tests.commands import forked
@@ -91,3 +94,13 @@ def test_what_keeps_it_from_being_set_aside_is_raised(monkeypatch: pytest.Monkey
     monkeypatch.setattr(damaged, "gather_texts", lambda *_: pytest.fail("rank 0 says that it goes on waiting"))
     with pytest.raises(PermissionError, match="the folder may not be written"):
         damaged._by_rank_0(work, Mesh().world)
+
+
+def test_what_rank_0_alone_cannot_look_at_is_raised_where_all_read_it(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(folder: Path) -> Path:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(damaged, "newest", fails)
+    damaged.look(load(finished.config), Mesh().world, SimpleNamespace())  # type: ignore[arg-type]

@@ -57,8 +57,8 @@ def _damage(config: Config) -> str:
         newest(checkpoints(Path(config.run.folder)))
     except DamagedError as error:
         return str(error)
-    except CheckpointError:
-        return ""  # foreign, or newer: whoever reads it refuses it
+    except (CheckpointError, OSError):
+        return ""  # foreign, newer, or not to be looked at: whoever reads it says so on all ranks
     return ""
 
 
