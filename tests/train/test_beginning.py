@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 
 from colonnade.config.load import load
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import build_mesh
 from colonnade.report.record import read_run
 from colonnade.train import start
+from colonnade.train.beginning import from_here
 from colonnade.train.run_folder import CHANGES
 from tests.commands import forked, here
+from tests.distributed import run_on_ranks
 from tests.runs import Finished, events, metrics
 
 LOWER = {"change": {"optim.learning_rate": 1e-3}, "at": 6}
@@ -103,3 +107,14 @@ def test_a_run_that_patience_has_ended_is_told_to_do_nothing(config: Path, run: 
     assert here("change", run, "optim.weight_decay=0.2", "--at", 8).status == 0
     answer = forked("train", config, *keys, "--dry-run")
     assert f"with step {step + 1}" in answer.out.splitlines()[-1], answer
+
+
+def test_ranks_know_what_rank_0_reads_of_changes(finished: Finished, run: Path) -> None:
+    """The file may have grown before the others would read it."""
+
+    def steps(rank: int, _: int) -> list[int]:
+        config = load(finished.config, [f"run.folder={run if rank == 0 else run / 'elsewhere'}"])
+        return [each.train.steps for each in from_here(config, build_mesh(Layout(dp=2), rank).world)]
+
+    asked(run, LOWER | {"at": 7}, *({"change": {"train.steps": steps}, "at": steps - 2} for steps in (8, 9)))
+    assert run_on_ranks(steps, 2) == [[8, 8, 9]] * 2

@@ -10,6 +10,7 @@ import pytest
 
 from colonnade.config.load import load
 from colonnade.errors import hidden
+from colonnade.train import change
 from colonnade.train.change import BLEND, Change, as_it_began, conflicts, earlier_blends, in_force
 from colonnade.train.change_requests import Decided, Line, ask, from_now_on, lines_of, write_decided
 from colonnade.train.corpus import curriculum_of
@@ -36,6 +37,16 @@ def test_equal_lines_are_requests_of_their_own(tmp_path: Path, config: Path) -> 
         decided = decided.with_line(line, began, 0)
     values: list[Any] = [change.values["optim.learning_rate"] for change in decided.changes]
     assert values == [1e-3, 2e-3, 1e-3] and not decided.refused
+
+
+def test_each_change_to_come_is_made_once(tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a run stands is asked often, by those that watch it too."""
+    made, before = [], change._changed
+    monkeypatch.setattr(change, "_changed", lambda config, each: made.append(each.at) or before(config, each))
+    asked = [Change(at=at, values={"train.steps": 30 + at}, was={"train.steps": 6}, line=str(at)) for at in range(20)]
+    write_decided(tmp_path, Decided(changes=tuple(reversed(asked))))
+    found = from_now_on(load(config), 4, tmp_path)
+    assert [each.train.steps for each in found] == [*range(34, 50)] and made == [*range(20)]
 
 
 @pytest.mark.parametrize("tokens", [(), (0, 64)], ids=["one batch", "two batches"])

@@ -3,28 +3,36 @@
 from dataclasses import replace
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from colonnade.checkpoint.load import check_model
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.compare import model_metadata
 from colonnade.config.schema import Config
+from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.mesh import Axis
 from colonnade.train import rollbacks
 from colonnade.train.best import evaluations_since_best, none_better
-from colonnade.train.change import behind
-from colonnade.train.change_requests import from_now_on
+from colonnade.train.change import Change, behind
+from colonnade.train.change_requests import behind_each, foreseen, from_now_on
 from colonnade.train.corpus import Corpus, curriculum_of
 from colonnade.train.metadata import metadata_of
 from colonnade.train.newest import find
 from colonnade.train.recovery import check_metadata
 from colonnade.train.run_folder import checkpoints
 
+_STEP_AND_CHANGES = TypeAdapter(tuple[int, list[Change]])
 
-def whole_run(config: Config, corpus: Corpus) -> tuple[Config, Corpus]:
-    """A run's configuration behind all changes, those to come too, and what it reads with that curriculum. `config`: as
-    begun.
-    """
-    whole = from_now_on(config, newest_step(checkpoints(Path(config.run.folder))))[-1]
-    return whole, replace(corpus, curriculum=curriculum_of(whole))
+
+def from_here(config: Config, ranks: Axis) -> list[Config]:
+    """As `from_now_on` behind the newest checkpoint, on all ranks by what rank 0 reads. `config`: as begun."""
+    text = ""
+    if ranks.rank == 0:
+        step = newest_step(checkpoints(Path(config.run.folder)))
+        text = _STEP_AND_CHANGES.dump_json((step, foreseen(config, step))).decode()
+    step, changes = _STEP_AND_CHANGES.validate_json(gather_texts(text, ranks)[0])
+    return behind_each(config, changes, step)
 
 
 def beginning_of(config: Config, corpus: Corpus) -> str:

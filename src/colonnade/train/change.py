@@ -7,9 +7,9 @@ A change stands behind a step: step `at` is the last that is computed without it
 came before it, and its configuration is the one in force.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import gcd
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -102,18 +102,35 @@ def earlier_blends(began: Config, changes: Sequence[Change]) -> list[tuple[int, 
     return found
 
 
+class Expected(NamedTuple):
+    """Where a run is to be expected: what is in force, after how many steps, and at which position in the data."""
+
+    config: Config
+    step: int = 0
+    position: int = 0
+
+    def behind(self, change: Change) -> "Expected":
+        """Behind the change that comes next. ConfigError where it cannot be."""
+        position = curriculum_of(self.config).steps(change.at - self.step, self.position)
+        config = _changed(self.config, change.model_copy(update={"position": position}))
+        if "train.steps" in change.values and config.train.steps <= change.at:
+            raise ConfigError(f"train.steps = {config.train.steps:,} would be over at step {change.at:,}.")
+        return Expected(config, change.at, position)
+
+
+def by_step(changes: Iterable[Change]) -> list[Change]:
+    """Changes in the order in which they come into force."""
+    return sorted(changes, key=lambda each: each.at)
+
+
 def expected(began: Config, changes: Sequence[Change]) -> Config:
     """The configuration behind all changes, those to come too, where they are to be expected. ConfigError where one of
     them cannot be.
     """
-    config, step, position = began, 0, 0
-    for change in sorted(changes, key=lambda each: each.at):
-        position = curriculum_of(config).steps(change.at - step, position)
-        step = change.at
-        config = _changed(config, change.model_copy(update={"position": position}))
-        if "train.steps" in change.values and config.train.steps <= step:
-            raise ConfigError(f"train.steps = {config.train.steps:,} would be over at step {step:,}.")
-    return config
+    found = Expected(began)
+    for change in by_step(changes):
+        found = found.behind(change)
+    return found.config
 
 
 def asked_values(began: Config, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,7 +266,7 @@ def conflicts(config: Config, changes: Sequence[Change]) -> Iterator[str]:
     """A line for each changed key to which the configuration gives a value that the run has never had."""
     for name in dict.fromkeys(name for change in changes for name in change.values):
         had = [change.was[name] for change in changes if name in change.was]
-        for change in sorted(changes, key=lambda each: each.at):
+        for change in by_step(changes):
             if name in change.values:
                 had.append({**had[-1], **change.values[name]} if name == BLEND else change.values[name])
         own = hidden(_content(config)).get(section_of(name), {}).get(short(name))

@@ -24,7 +24,17 @@ from colonnade.config.load import load, value_of
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, ConfigError, hidden, without_credentials
 from colonnade.train.best import evaluations_since_best, none_better
-from colonnade.train.change import BLEND, Change, as_it_began, asked_values, conflicts, expected, was
+from colonnade.train.change import (
+    BLEND,
+    Change,
+    Expected,
+    as_it_began,
+    asked_values,
+    by_step,
+    conflicts,
+    expected,
+    was,
+)
 from colonnade.train.monitor import METRICS, last_step
 from colonnade.train.run_folder import CHANGES, DECIDED, checkpoints
 
@@ -290,23 +300,39 @@ def as_the_run_began(config: Config, record: Path | None = None) -> Config:
     return as_it_began(config, changes)
 
 
-def from_now_on(began: Config, step: int, run: Path | None = None) -> list[Config]:
-    """What is in force in a run that has done `step` steps, and behind each change that is to come, of lines that it
-    has not seen yet too, as far as that can be told: a change that cannot be made is refused in its step. What the run
-    began with, where nobody has changed it. `run`: its folder, if not where the configuration says.
+def foreseen(began: Config, step: int, run: Path | None = None) -> list[Change]:
+    """The changes of a run that has done `step` steps, in their order: those that it has decided, and what it will
+    decide of the lines that it has not seen, as far as their files can be read. `run`: its folder, if not where the
+    configuration says.
     """
-    folder, found, lines = run or Path(began.run.folder), list[Config](), list[Line]()
+    folder, lines = run or Path(began.run.folder), list[Line]()
     with suppress(OSError):  # the run waits until they can be read
         lines = lines_of(folder)
     with suppress(ConfigError):
-        decided = _with_waiting(lines, began, read_decided(folder), step)
-        changes = sorted(decided.changes, key=lambda each: each.at)
-        for count in range(sum(each.at <= step for each in changes), len(changes) + 1):
-            found.append(expected(began, changes[:count]))
-    return found or [began]
+        return by_step(_with_waiting(lines, began, read_decided(folder), step).changes)
+    return []
+
+
+def from_now_on(began: Config, step: int, run: Path | None = None) -> list[Config]:
+    """What is in force in a run that has done `step` steps, and behind each change that is to come, as far as that can
+    be told: a change that cannot be made is refused in its step. What the run began with, where nobody has changed it.
+    """
+    return behind_each(began, foreseen(began, step, run), step)
+
+
+def behind_each(began: Config, changes: Sequence[Change], step: int) -> list[Config]:
+    """Of changes in their order: what is in force behind those up to `step`, and behind each later one, up to the first
+    that cannot be.
+    """
+    found = [Expected(began)]
+    with suppress(ConfigError):
+        for change in changes:
+            found.append(found[-1].behind(change))
+    done = sum(each.at <= step for each in changes)
+    return [each.config for each in found[done:]] or [began]
 
 
 def to_come(decided: Decided, done: Sequence[Change], step: int) -> list[Change]:
     """Changes that are not in force yet, in the order in which they will be."""
     known = {each.line for each in done}
-    return sorted((each for each in decided.changes if each.line not in known and each.at >= step), key=lambda e: e.at)
+    return by_step(each for each in decided.changes if each.line not in known and each.at >= step)

@@ -29,10 +29,10 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import damaged, init_from, recovery, reference, run_folder, taught
-from colonnade.train.beginning import beginning_of, whole_run
+from colonnade.train.beginning import beginning_of, from_here
 from colonnade.train.best import LOSS, evaluations_since_best, none_better
 from colonnade.train.change import as_it_began
-from colonnade.train.corpus import Corpus, check_evaluations, open_together
+from colonnade.train.corpus import Corpus, check_evaluations, curriculum_of, open_together
 from colonnade.train.divergence import Diverged
 from colonnade.train.held_out import Evaluation, evaluate_part
 from colonnade.train.in_force import InForce
@@ -124,8 +124,8 @@ def main(
             origin = init_from.opened(config, corpus) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
                 run_folder.occupy(config)
-            whole, whole_corpus = whole_run(config, corpus)
-            summary = banner(whole, mesh, device, whole_corpus, decision)
+            whole = from_here(config, mesh.world)[-1]
+            summary = banner(whole, mesh, device, replace(corpus, curriculum=curriculum_of(whole)), decision)
             monitor.say(summary.text)
             if dry_run:
                 weights = f", from the weights of {origin.path}" if drawn and origin is not None else ""
