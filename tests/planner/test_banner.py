@@ -39,10 +39,11 @@ ALL_EVALUATED = "checkpoint.every=3"
 """Else a note says that some checkpoints are not."""
 
 
-def told(config: Config, mesh: Mesh | None = None) -> Banner:
+def told(config: Config, mesh: Mesh | None = None, whole: Config | None = None) -> Banner:
     mesh, opened = mesh or Mesh(), open_corpus(config)
     decision = settle(config, opened.vocab_size, mesh.world, CPU)
-    return Watcher(banner, within_memory, active=False).banner(config, mesh, CPU, opened, decision)
+    watcher = Watcher(banner, within_memory, active=False)
+    return watcher.banner(config, mesh, CPU, opened, decision, whole or config)
 
 
 def rows(found: Banner) -> dict[str, str]:
@@ -63,6 +64,16 @@ def test_its_numbers_are_those_of_the_run(corpus: TinyCorpus, tmp_path: Path) ->
     assert "6 of 4 × 16 tokens, 384 tokens in all" in rows(found)["steps"]
     assert found.fields["transport"] == "" and "talk" not in rows(found)["layout"]
     assert "note" not in rows(found)
+
+
+def test_of_changes_to_come_the_length_alone_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Memory and what is saved are as they are where the run goes on."""
+    now = tiny.config(corpus, tmp_path, "checkpoint.every=4")
+    coming = ["checkpoint.every=3", "train.steps=9", "train.micro_batch_size=4"]
+    found, alone = told(now, whole=tiny.config(corpus, tmp_path, *coming)), told(now)
+    assert rows(found)["steps"].startswith("9 of ") and rows(alone)["steps"].startswith("6 of ")
+    assert found.fields["notes"] == alone.fields["notes"] and "saved every 4 steps" in found.fields["notes"][-1]
+    assert rows(found)["memory"] == rows(alone)["memory"]
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_one_rank_of_each_stage_predicts(monkeypatch: pytest.MonkeyPatch) -> Non
         asked.append(stage)
         return Memory(1 + stage, 0, 0, 0, 0, 0)
 
-    def describe(config: Any, mesh: Mesh, device: Any, corpus: Any, decision: Any, own: Memory) -> Any:
+    def describe(config: Any, mesh: Mesh, device: Any, corpus: Any, decision: Any, whole: Any, own: Memory) -> Any:
         told.append((mesh.rank, own.parameters))
 
     monkeypatch.setattr(comparison, "predict", predicted)
@@ -89,7 +89,9 @@ def test_one_rank_of_each_stage_predicts(monkeypatch: pytest.MonkeyPatch) -> Non
     layout = Layout(tp=2, pp=2, dp=2)
     for rank in range(layout.num_ranks):
         watcher = comparison.Watcher(describe, cast(Any, None), active=False)
-        watcher.banner(cast(Any, None), paper_mesh(layout, rank), torch.device("cpu"), corpus, decision)
+        watcher.banner(
+            cast(Any, None), paper_mesh(layout, rank), torch.device("cpu"), corpus, decision, cast(Any, None)
+        )
     first = {layout.rank_at(pp=stage, dp=0, tp=0): 1 + stage for stage in range(2)}
     assert asked == [0, 1] and told == [(rank, first.get(rank, 0)) for rank in range(layout.num_ranks)]
 
@@ -215,7 +217,7 @@ def test_a_start_that_trains_is_not_shown_beside_what_came_of_an_earlier_one(
         written.write_text(earlier)
         watcher = comparison.Watcher(cast(Any, lambda *_: None), cast(Any, lambda *_: nullcontext()))
         with watcher.within(config, 5, Mesh(), cpu):
-            watcher.banner(config, Mesh(), cpu, corpus, decision)
+            watcher.banner(config, Mesh(), cpu, corpus, decision, config)
             assert not written.exists() and "has not come to its end yet" in shown(run, as_json=False)
             line = {"step": 1, "seconds": 2.0, "tokens_per_second": 4.0}
             (run / "metrics.jsonl").write_text((json.dumps(line) + "\n") * steps)

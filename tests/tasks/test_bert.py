@@ -368,7 +368,7 @@ def test_only_a_language_model_misses_bits_per_byte(texts: Path, tmp_path: Path)
         opened = open_corpus(config)
         decision = settle(config, opened.vocab_size, Mesh().world, CPU)
         watcher = Watcher(banner, within_memory, active=False)
-        notes = watcher.banner(config, Mesh(), CPU, opened, decision).fields["notes"]
+        notes = watcher.banner(config, Mesh(), CPU, opened, decision, config).fields["notes"]
         assert ("the tokenizer is not byte-level: no bits per byte" in notes) == is_missed
 
 

@@ -118,3 +118,13 @@ def test_ranks_know_what_rank_0_reads_of_changes(finished: Finished, run: Path) 
 
     asked(run, LOWER | {"at": 7}, *({"change": {"train.steps": steps}, "at": steps - 2} for steps in (8, 9)))
     assert run_on_ranks(steps, 2) == [[8, 8, 9]] * 2
+
+
+def test_the_batch_that_is_running_is_predicted(finished: Finished, run: Path) -> None:
+    """And told as much of beside what is measured of it; only the length of the run is that behind all changes."""
+    (run / "prediction.json").unlink()
+    asked(run, {"change": {"train.steps": 8}, "at": 6}, {"change": {"train.global_batch_size": 8}, "at": 7})
+    answer = forked("train", finished.config, f"run.folder={run}")
+    assert answer.status == 0 and "  steps      8 of 8 × 16 tokens at the end, 576 tokens" in answer.out, answer
+    now, began = (json.loads((each / "prediction.json").read_text()) for each in (run, finished.folder))
+    assert now["seconds_per_step"] == began["seconds_per_step"] > 0 and now["memory"] == began["memory"]

@@ -20,7 +20,7 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.mesh.shared_memory import SharedMemoryTransport
 from colonnade.planner.memory import Memory
 from colonnade.storage import is_remote
-from colonnade.train.corpus import Corpus, tokens_of
+from colonnade.train.corpus import Corpus, curriculum_of, tokens_of
 from colonnade.train.loop import Banner
 from colonnade.train.machine import Free, cpu_cores, device_name, free_memory
 from colonnade.train.products import Decision
@@ -28,11 +28,15 @@ from colonnade.train.products import Decision
 _INDENT = 11
 
 
-def banner(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision, own: Memory) -> Banner:
-    """Every rank calls this: stages of a pipeline tell each other what they will take. `own`: what this rank's will."""
+def banner(
+    config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision, whole: Config, own: Memory
+) -> Banner:
+    """Every rank calls this: stages of a pipeline tell each other what they will take. `config`: in force where the run
+    goes on; `whole`: behind all changes to come, by which its length is told. `own`: what this rank's stage will take.
+    """
     memory = _largest(own, mesh)
     free, ranks_here = free_memory(device), 1 if device.type == "cuda" else launch.num_local_ranks()
-    notes = [*_notes(config, corpus), *decision.notes, *_too_much(memory, free, ranks_here)]
+    notes = [*_notes(config, whole, corpus), *decision.notes, *_too_much(memory, free, ranks_here)]
     architecture = trained_architecture(config, corpus.vocab_size)
     rows = {
         "model": _model(config, corpus, architecture),
@@ -41,7 +45,7 @@ def banner(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, dec
         "precision": config.train.precision,
         **({"products": line} if (line := decision.line()) else {}),
         "data": _data(corpus),
-        "steps": _steps(config, corpus),
+        "steps": _steps(whole, corpus),
         "memory": _memory(memory),
         "free": _free(free, device, ranks_here),
     }
@@ -127,12 +131,11 @@ def _data(corpus: Corpus) -> str:
     return "; ".join(parts)
 
 
-def _steps(config: Config, corpus: Corpus) -> str:
-    train, curriculum, tokens = config.train, corpus.curriculum, tokens_of(config)
-    step, epoch = (
-        count * config.model.sample_length for count in (train.global_batch_size, len(corpus.datasets.train))
-    )
-    sizes = f"{train.global_batch_size:,} × {config.model.sample_length:,} tokens"
+def _steps(whole: Config, corpus: Corpus) -> str:
+    """Of the run in all."""
+    train, curriculum, tokens = whole.train, curriculum_of(whole), tokens_of(whole)
+    step, epoch = (count * whole.model.sample_length for count in (train.global_batch_size, len(corpus.datasets.train)))
+    sizes = f"{train.global_batch_size:,} × {whole.model.sample_length:,} tokens"
     growing = " at the end" if len(curriculum.phases) > 1 else ""
     an_epoch = "" if growing else f" of {epoch / step:,.1f} steps"
     return f"{train.steps:,} of {sizes}{growing}, {tokens:,} tokens in all: {tokens / epoch:.3g} epochs{an_epoch}"
@@ -182,7 +185,7 @@ def _tokens(dataset: SplitDataset) -> int:
     return sum(part.num_tokens for part in dataset.parts)
 
 
-def _notes(config: Config, corpus: Corpus) -> Iterator[str]:
+def _notes(config: Config, whole: Config, corpus: Corpus) -> Iterator[str]:
     """What could not be checked, and what is left out."""
     datasets, data = corpus.datasets, config.data
     if corpus.tokenizer is None:
@@ -206,21 +209,21 @@ def _notes(config: Config, corpus: Corpus) -> Iterator[str]:
             f"{counted(dropped, 'document')} of {_documents(datasets.train):,} to train on longer than "
             'model.seq_length and left out: data.too_long = "drop"'
         )
-    if config.train.steps < config.optim.warmup:
+    if whole.train.steps < whole.optim.warmup:
         yield (
-            f"the run ends after {config.train.steps:,} of optim.warmup_steps = {config.optim.warmup:,}: it is "
+            f"the run ends after {whole.train.steps:,} of optim.warmup_steps = {whole.optim.warmup:,}: it is "
             "the beginning of a longer one, and its learning rate stays below optim.learning_rate"
         )
     if datasets.validation is not None:
-        yield from _not_evaluated(config)
+        yield from _not_evaluated(config, whole.train.steps)
     if config.train.evaluate_every != 0 and datasets.validation is None:
         yield "there is no validation part, so that nothing is evaluated: data.split or data.validation makes one"
 
 
-def _not_evaluated(config: Config) -> Iterator[str]:
+def _not_evaluated(config: Config, last_step: int) -> Iterator[str]:
     """Where some checkpoints are saved at steps without an evaluation, so that they cannot be the best."""
     saves, evaluations = config.checkpoint.every, config.train.evaluation_interval
-    if not config.checkpoint.keep_best or not evaluations or not 0 < saves < config.train.steps:
+    if not config.checkpoint.keep_best or not evaluations or not 0 < saves < last_step:
         return
     if saves % evaluations:
         yield (

@@ -45,7 +45,7 @@ DEVICES = {"H100": "h100", "H200": "h100", "A100": "a100-80gb", "V100": "v100-dg
 """Bundled machines by a part of a GPU's name."""
 WALKED = 32
 """Micro-batches of gpipe up to which a run's start predicts more than memory: 13 s for 64 of a model of 24 layers."""
-Describe = Callable[[Config, Mesh, torch.device, Corpus, Decision, Memory], Banner]
+Describe = Callable[[Config, Mesh, torch.device, Corpus, Decision, Config, Memory], Banner]
 Within = Callable[[Config, int, Mesh, torch.device], AbstractContextManager[None]]
 
 
@@ -64,14 +64,16 @@ class Watcher:
     _earlier: bytes | None = None
     """The comparison of an earlier start."""
 
-    def banner(self, config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision) -> Banner:
-        """As `describe` says; rank 0 writes its prediction. One rank of each stage predicts what all of its ranks take;
-        the others' descriptions, which nobody reads, tell of none.
+    def banner(
+        self, config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision, whole: Config
+    ) -> Banner:
+        """As `describe` says; rank 0 writes its prediction, of what is in force (`config`). One rank of each stage
+        predicts what all of its ranks take; the others' descriptions, which nobody reads, tell of none.
         """
         own, first = Memory(0, 0, 0, 0, 0, 0), mesh.tp.rank == mesh.dp.rank == 0
         if first:
             own = predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device, products=decision.products)
-        found = self.describe(config, mesh, device, corpus, decision, own)
+        found = self.describe(config, mesh, device, corpus, decision, whole, own)
         if self.active and mesh.rank == 0:
             self._predicted = prediction(config, corpus.vocab_size, device, decision, own)
             _write(config, PREDICTION, self._predicted)

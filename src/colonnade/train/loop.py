@@ -32,7 +32,7 @@ from colonnade.train import damaged, init_from, recovery, reference, run_folder,
 from colonnade.train.beginning import beginning_of, from_here
 from colonnade.train.best import LOSS, evaluations_since_best, none_better
 from colonnade.train.change import as_it_began
-from colonnade.train.corpus import Corpus, check_evaluations, curriculum_of, open_together
+from colonnade.train.corpus import Corpus, check_evaluations, open_together
 from colonnade.train.divergence import Diverged
 from colonnade.train.held_out import Evaluation, evaluate_part
 from colonnade.train.in_force import InForce
@@ -85,7 +85,7 @@ class Run:
 
 def main(
     config: Config,
-    banner: Callable[[Config, Mesh, torch.device, Corpus, Decision], Banner],
+    banner: Callable[[Config, Mesh, torch.device, Corpus, Decision, Config], Banner],
     within: Callable[[Config, int, Mesh, torch.device], AbstractContextManager[None]] = lambda *_: nullcontext(),
     *,
     dry_run: bool = False,
@@ -96,8 +96,8 @@ def main(
     made, with nothing written. `profile`: steps to be timed in all their parts. `again`: reads the configuration once
     more when the ranks have come together, with what rank 0 has fetched of the run until then.
 
-    `banner`: called by every rank, describes the run; what it predicts of memory is the business of higher floors, and
-    so is `within` (`planner.memory_limit`), which tells of memory that is refused.
+    `banner`: every rank calls it. It describes the run by what is in force and, last, behind all changes. What it
+    predicts is the business of higher floors, and so is `within` (`planner.memory_limit`): of memory that is refused.
     """
     layout = Layout(tp=config.parallel.tp, pp=config.parallel.pp, dp=config.parallel.dp)
     train = config.train
@@ -124,8 +124,8 @@ def main(
             origin = init_from.opened(config, corpus) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
                 run_folder.occupy(config)
-            whole = from_here(config, mesh.world)[-1]
-            summary = banner(whole, mesh, device, replace(corpus, curriculum=curriculum_of(whole)), decision)
+            coming = from_here(config, mesh.world)
+            summary = banner(coming[0], mesh, device, corpus, decision, coming[-1])
             monitor.say(summary.text)
             if dry_run:
                 weights = f", from the weights of {origin.path}" if drawn and origin is not None else ""
