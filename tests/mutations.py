@@ -3163,7 +3163,7 @@ MUTATIONS = [
     Mutation(
         "a change may end a run at the step behind which it holds",
         "train/change.py",
-        '        if "train.steps" in change.values and config.train.steps <= step:\n',
+        '        if "train.steps" in change.values and config.train.steps <= change.at:\n',
         '        if "train.steps" in change.values and config.train.steps < step:\n',
         ("tests/train/test_changes.py",),
     ),

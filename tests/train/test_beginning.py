@@ -13,7 +13,8 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh
 from colonnade.report.record import read_run
 from colonnade.train import start
-from colonnade.train.beginning import from_here
+from colonnade.train.beginning import course_of
+from colonnade.train.corpus import open_corpus
 from colonnade.train.run_folder import CHANGES
 from tests.commands import forked, here
 from tests.distributed import run_on_ranks
@@ -114,10 +115,12 @@ def test_ranks_know_what_rank_0_reads_of_changes(finished: Finished, run: Path) 
 
     def steps(rank: int, _: int) -> list[int]:
         config = load(finished.config, [f"run.folder={run if rank == 0 else run / 'elsewhere'}"])
-        return [each.train.steps for each in from_here(config, build_mesh(Layout(dp=2), rank).world)]
+        now, whole, refused = course_of(config, open_corpus(config), build_mesh(Layout(dp=2), rank).world)
+        assert not refused
+        return [now.train.steps, whole.train.steps]
 
     asked(run, LOWER | {"at": 7}, *({"change": {"train.steps": steps}, "at": steps - 2} for steps in (8, 9)))
-    assert run_on_ranks(steps, 2) == [[8, 8, 9]] * 2
+    assert run_on_ranks(steps, 2) == [[8, 9]] * 2
 
 
 def test_the_batch_that_is_running_is_predicted(finished: Finished, run: Path) -> None:
@@ -128,3 +131,21 @@ def test_the_batch_that_is_running_is_predicted(finished: Finished, run: Path) -
     assert answer.status == 0 and "  steps      8 of 8 × 16 tokens at the end, 576 tokens" in answer.out, answer
     now, began = (json.loads((each / "prediction.json").read_text()) for each in (run, finished.folder))
     assert now["seconds_per_step"] == began["seconds_per_step"] > 0 and now["memory"] == began["memory"]
+
+
+@pytest.mark.parametrize(("at", "said"), [(6, "do nothing: .* is at step 6"), (7, "go on from .* with step 7")])
+def test_a_dry_run_tells_which_changes_the_run_will_refuse(at: int, said: str, finished: Finished, run: Path) -> None:
+    """For want of data, as the run finds; what is asked for besides comes all the same."""
+    shutil.rmtree(run)
+    run.mkdir()
+    long, keys = {"train.steps": 100_000}, (f"run.folder={run}", "data.order=all_epochs", "data.epochs=1")
+    assert forked("train", finished.config, *keys).status == 0
+    asked(run, *([{"change": {"train.steps": 8}, "at": 6}] if at > 6 else []), {"change": long, "at": at}, LOWER)
+    answer = forked("train", finished.config, *keys, "--dry-run")
+    assert answer.status == 0 and f"  steps      {8 if at > 6 else 6} of 4 × 16 tokens" in answer.out, answer
+    *_, would, refused = answer.out.splitlines()
+    assert re.search(f"The run would {said}", would), answer
+    assert refused.startswith(f"Behind step {at} it would refuse train.steps = 100000: Up to train.steps = 100,000,")
+    reason = refused.partition("100000: ")[2]
+    assert forked("train", finished.config, *keys).status == 0
+    assert [each["reason"] for each in events(run) if each["event"] == "change refused"] == [reason]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -10,13 +11,14 @@ from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.compare import model_metadata
 from colonnade.config.schema import Config
+from colonnade.errors import ColonnadeError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
 from colonnade.train import rollbacks
 from colonnade.train.best import evaluations_since_best, none_better
-from colonnade.train.change import Change, behind
-from colonnade.train.change_requests import behind_each, foreseen, from_now_on
-from colonnade.train.corpus import Corpus, curriculum_of
+from colonnade.train.change import Change, Expected, behind
+from colonnade.train.change_requests import foreseen
+from colonnade.train.corpus import Corpus, check_length, curriculum_of
 from colonnade.train.metadata import metadata_of
 from colonnade.train.newest import find
 from colonnade.train.recovery import check_metadata
@@ -25,19 +27,45 @@ from colonnade.train.run_folder import checkpoints
 _STEP_AND_CHANGES = TypeAdapter(tuple[int, list[Change]])
 
 
-def from_here(config: Config, ranks: Axis) -> list[Config]:
-    """As `from_now_on` behind the newest checkpoint, on all ranks by what rank 0 reads. `config`: as begun."""
+class Course(NamedTuple):
+    """What a run is to be, from where it goes on."""
+
+    now: Config
+    """In force in its next step."""
+    whole: Config
+    """Behind all changes to come that can be made."""
+    refused: tuple[str, ...]
+    """Changes to come that it will refuse, each with its step and the reason."""
+
+
+def course_of(config: Config, corpus: Corpus, ranks: Axis) -> Course:
+    """Behind the newest checkpoint, on all ranks by what rank 0 reads: a sentence for each change that will be refused,
+    of those that are too long for their data too. `config`, `corpus`: as begun.
+    """
     text = ""
     if ranks.rank == 0:
         step = newest_step(checkpoints(Path(config.run.folder)))
         text = _STEP_AND_CHANGES.dump_json((step, foreseen(config, step))).decode()
     step, changes = _STEP_AND_CHANGES.validate_json(gather_texts(text, ranks)[0])
-    return behind_each(config, changes, step)
+    now = whole = Expected(config)
+    refused = []
+    for change in changes:
+        try:
+            found = whole.behind(change)
+            if change.at >= step:
+                curriculum = curriculum_of(found.config)
+                check_length(found.config, corpus.datasets, curriculum, step=found.step, position=found.position)
+        except ColonnadeError as error:
+            refused.append(f"Behind step {change.at:,} it would refuse {change}: {error}")
+            continue
+        whole = found
+        now = found if change.at <= step else now
+    return Course(now.config, whole.config, tuple(refused))
 
 
-def beginning_of(config: Config, corpus: Corpus) -> str:
+def beginning_of(config: Config, corpus: Corpus, now: Config) -> str:
     """Where a run would begin, with nothing read but manifests. CheckpointError for what `resume` refuses, but for what
-    only the tensors of a checkpoint show. `config`: as begun.
+    only the tensors of a checkpoint show. `config`: as begun; `now`: in force behind that checkpoint.
     """
     run = Path(config.run.folder)
     path = find(run)
@@ -46,7 +74,7 @@ def beginning_of(config: Config, corpus: Corpus) -> str:
     manifest = read_manifest(path)
     check_model(path, manifest, model_metadata(config.model, corpus.vocab_size))
     check_metadata(config, corpus, path, manifest)
-    train = from_now_on(config, manifest.step)[0].train
+    train = now.train
     if manifest.step >= train.steps:
         return f"do nothing: {path} is at step {manifest.step:,} of train.steps = {train.steps:,}"
     since = evaluations_since_best(run, until=manifest.step)

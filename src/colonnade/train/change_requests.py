@@ -317,14 +317,7 @@ def from_now_on(began: Config, step: int, run: Path | None = None) -> list[Confi
     """What is in force in a run that has done `step` steps, and behind each change that is to come, as far as that can
     be told: a change that cannot be made is refused in its step. What the run began with, where nobody has changed it.
     """
-    return behind_each(began, foreseen(began, step, run), step)
-
-
-def behind_each(began: Config, changes: Sequence[Change], step: int) -> list[Config]:
-    """Of changes in their order: what is in force behind those up to `step`, and behind each later one, up to the first
-    that cannot be.
-    """
-    found = [Expected(began)]
+    changes, found = foreseen(began, step, run), [Expected(began)]
     with suppress(ConfigError):
         for change in changes:
             found.append(found[-1].behind(change))

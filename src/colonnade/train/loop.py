@@ -29,7 +29,7 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import damaged, init_from, recovery, reference, run_folder, taught
-from colonnade.train.beginning import beginning_of, from_here
+from colonnade.train.beginning import beginning_of, course_of
 from colonnade.train.best import LOSS, evaluations_since_best, none_better
 from colonnade.train.change import as_it_began
 from colonnade.train.corpus import Corpus, check_evaluations, open_together
@@ -95,7 +95,6 @@ def main(
     """Train as `config` says, as one rank of its layout; every rank calls this. `dry_run`: stop before the state is
     made, with nothing written. `profile`: steps to be timed in all their parts. `again`: reads the configuration once
     more when the ranks have come together, with what rank 0 has fetched of the run until then.
-
     `banner`: every rank calls it. It describes the run by what is in force and, last, behind all changes. What it
     predicts is the business of higher floors, and so is `within` (`planner.memory_limit`): of memory that is refused.
     """
@@ -124,12 +123,13 @@ def main(
             origin = init_from.opened(config, corpus) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
                 run_folder.occupy(config)
-            coming = from_here(config, mesh.world)
-            summary = banner(coming[0], mesh, device, corpus, decision, coming[-1])
+            course = course_of(config, corpus, mesh.world)
+            summary = banner(course.now, mesh, device, corpus, decision, course.whole)
             monitor.say(summary.text)
             if dry_run:
                 weights = f", from the weights of {origin.path}" if drawn and origin is not None else ""
-                monitor.say(f"Nothing was trained or saved. The run would {beginning_of(config, corpus)}{weights}.")
+                begins_so = f"{beginning_of(config, corpus, course.now)}{weights}."
+                monitor.say("\n".join([f"Nothing was trained or saved. The run would {begins_so}", *course.refused]))
                 return
             state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)
             if has_base and origin is not None:
