@@ -17,10 +17,12 @@ from colonnade.config.load import load
 from colonnade.errors import LayoutError
 from colonnade.launch import launch
 from colonnade.launch.supervisor import CRASH, EXCEPTION, MISTAKE, UNFINISHED, Cause, Ended
+from colonnade.report.page import state_of
+from colonnade.report.record import read_run
 from colonnade.train import restarts
 from colonnade.train.change import BATCH, Change
 from colonnade.train.change_requests import Decided, write_decided
-from colonnade.train.interrupt import Interrupt, Request
+from colonnade.train.interrupt import STOPPED, Interrupt, Request
 from colonnade.train.restarts import POLL, Restarts, kind_of
 from tests.commands import environment, forked, ranks_of
 from tests.runs import metrics
@@ -264,7 +266,8 @@ def test_a_run_that_is_to_stop_is_not_started_again(fake: Any, capsys: pytest.Ca
         return after(killed(2), 10)(run)
 
     status, made = fake(lost)
-    assert status == UNFINISHED and len(made.started) == 1 and names(made.run)[-1] == "no restart"
+    assert status == UNFINISHED and len(made.started) == 1 and names(made.run) == ["fault", "restart", STOPPED]
+    assert state_of(read_run(made.run)) == "interrupted"
     assert f"Not started again: there is a file {made.run / 'stop'}." in capsys.readouterr().err
 
 

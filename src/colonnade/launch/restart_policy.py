@@ -13,6 +13,8 @@ from enum import StrEnum
 from colonnade.config.numbers import counted
 from colonnade.config.restarts import RestartsConfig
 
+NO_RESTART = "no restart"
+"""The event of a run that its supervisor has given up."""
 LONGEST_WAIT = 600.0  # seconds
 TWICE = 2  # the same failure at the same place so often is no accident
 

@@ -16,6 +16,7 @@ from colonnade.drawing.chart import Mark
 from colonnade.drawing.html import Html, table, tag
 from colonnade.drawing.scale import short
 from colonnade.report.record import Record
+from colonnade.train.interrupt import STOPPED
 
 SIGNS = {
     "started": "started",
@@ -23,7 +24,7 @@ SIGNS = {
     "saved": "saved",
     "uploaded": "saved",
     "best": "best",
-    "interrupted": "interrupted",
+    STOPPED: "interrupted",
     "diverged": "trouble",
     "rolled back": "rolled-back",
     "finished": "finished",

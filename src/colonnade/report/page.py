@@ -10,18 +10,20 @@ from colonnade.drawing import chart
 from colonnade.drawing.document import document, foot, notes, tile
 from colonnade.drawing.html import Html, joined, table, tag
 from colonnade.drawing.scale import length_of_time, percent, short
+from colonnade.launch.restart_policy import NO_RESTART
 from colonnade.report import gantt, happened, heat, memory, settings, sweep
 from colonnade.report.charts import charts, final, places
 from colonnade.report.record import Record
 from colonnade.report.sweep import SweepRecord
 from colonnade.train.divergence import NO_ROLLBACK
+from colonnade.train.interrupt import STOPPED
 
 STATES = {
     "finished": "finished",
     "stopped early": "finished early",
-    "interrupted": "stopped",
+    STOPPED: "stopped",
     "diverged": "diverged",
-    "no restart": "ended by a fault",
+    NO_RESTART: "ended by a fault",
 }
 """What the newest telling event says of a run; before any of these it is under way."""
 GOES_ON = ("started", "resumed", "rolled back")
@@ -91,7 +93,7 @@ def state_of(run: Record) -> str:
             state = "running"
         elif name == NO_ROLLBACK:
             state = "diverged"
-        elif name == "no restart":
+        elif name == NO_RESTART:
             state = name if state == "running" else state  # else that is why
         elif name in STATES and event.get("then") != "roll_back":  # what has diverged may return by itself
             state = name

@@ -174,10 +174,15 @@ def _problems(began: Config, name: str, value: object) -> Iterator[str]:
 
 def _no_key(name: str, value: object) -> Iterator[str]:
     """What a name is that is none of a key."""
-    section, inner = section_of(name), [each for each in all_keys() if section_of(each) == name]
+    section, inner = section_of(name), [key for each, key in all_keys().items() if each.startswith(f"{name}.")]
     if inner:
-        keys = [f"{name}.{each}" for each in value] if isinstance(value, dict) and value else inner[:1]
-        yield f"{name} is a section. Name each key whole, like {keys[0]}."
+        changing = [key.name for key in inner if key.while_running]
+        asked = value if isinstance(value, dict) else {}
+        if changing:
+            example = next((each for each in changing if each.removeprefix(f"{name}.") in asked), changing[0])
+            yield f"{name} is a section. Name each key whole, like {example}."
+        else:
+            yield f"{name} is a section, of which no key changes while a run goes on. Train another run with them."
     elif any(section_of(each) == section for each in all_keys()):
         yield unknown_key(section, short(name)).message
     else:

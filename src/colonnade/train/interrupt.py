@@ -19,6 +19,9 @@ from typing import Any, Self
 from colonnade.launch.supervisor import UNFINISHED
 from colonnade.train.run_folder import LEAVE_FILE, STOP_FILE
 
+STOPPED = "interrupted"
+"""The event of a run that somebody, or its time limit, has stopped: it goes on when it is started again."""
+
 
 class Request(IntEnum):
     """What a run was asked to do after a step. Of what several ranks were asked the largest counts."""

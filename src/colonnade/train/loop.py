@@ -36,7 +36,7 @@ from colonnade.train.corpus import Corpus, check_evaluations, open_together
 from colonnade.train.divergence import Diverged
 from colonnade.train.held_out import Evaluation, evaluate_part
 from colonnade.train.in_force import InForce
-from colonnade.train.interrupt import Interrupt, Request
+from colonnade.train.interrupt import STOPPED, Interrupt, Request
 from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.monitor import Monitor
 from colonnade.train.newest import begins
@@ -244,7 +244,7 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt, repair: Repair) ->
         run.copies.say_recovered(state.step)
         if stop and not last:
             run.checkpoints.wait()
-            monitor.event("interrupted", step=state.step, loss=metrics["loss"])
+            monitor.event(STOPPED, step=state.step, loss=metrics["loss"])
             monitor.say(
                 f"{after_ctrl_c(interrupt)}Stopped after step {state.step}{interrupt.reason}; everything is saved. "
                 "Run the same command again to go on from here."

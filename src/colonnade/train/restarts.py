@@ -20,8 +20,9 @@ from colonnade.config.schema import Config
 from colonnade.errors import LayoutError
 from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus
-from colonnade.launch.restart_policy import Attempt, Decision, Kind, decide
+from colonnade.launch.restart_policy import NO_RESTART, Attempt, Decision, Kind, decide
 from colonnade.launch.supervisor import CRASH, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, Cause, Ended
+from colonnade.train.interrupt import STOPPED
 from colonnade.train.memory_folder import folder_for
 from colonnade.train.monitor import METRICS, last_step, write_event
 from colonnade.train.run_folder import LEAVE_FILE, STOP_FILE, checkpoints, was_asked_to_change
@@ -97,7 +98,7 @@ class Restarts:
             self._lose(decision)
             time.sleep(decision.wait)
             if (self._folder / STOP_FILE).exists():
-                self._event("no restart", reason=f"there is a file {self._folder / STOP_FILE}")
+                self._event(STOPPED, step=self.attempts[-1].step, reason=f"there is a file {self._folder / STOP_FILE}")
                 _say(f"Not started again: there is a file {self._folder / STOP_FILE}. Remove it to train on.")
                 return UNFINISHED
 
@@ -142,7 +143,7 @@ class Restarts:
         while (there := self._gpus_now(wanted)) < wanted and time.monotonic() < end:
             time.sleep(POLL)
         if there == 0:
-            self._event("no restart", reason="no GPU is there any more")
+            self._event(NO_RESTART, reason="no GPU is there any more")
             raise LayoutError(
                 f"The run was on GPUs, and none has come back within restarts.wait_for_ranks = {limit:g} seconds: on "
                 "the CPU it would go on many times more slowly, and is not started there by itself. Run the same "
@@ -193,7 +194,7 @@ class Restarts:
             self._event("restart", reason=decision.reason, wait=decision.wait, saved=attempt.saved)
             _say(f"{attempt.cause}: {decision.reason}{f', in {decision.wait:g} s' if decision.wait else ''}.")
             return
-        self._event("no restart", reason=decision.reason)
+        self._event(NO_RESTART, reason=decision.reason)
         if attempt.kind != Kind.MISTAKE:
             remedy = "" if attempt.kind in (Kind.RAISED, Kind.DEVICE) else self.after_a_loss()
             _say(f"Not started again: {decision.reason}.\n{remedy}")
