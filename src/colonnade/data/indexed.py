@@ -102,7 +102,9 @@ class TokenFile:
         return self._boundaries
 
     def check_index(self) -> None:
-        """Refuse an index that contradicts itself anywhere, for what uses all of it. Reads it: 20 bytes a document."""
+        """Refuse an index that contradicts itself anywhere, for what uses all of it. Reads 12 bytes a sequence and 8 a
+        document.
+        """
         first = 0
         for begins in starts_of(self._lengths, self.dtype.itemsize):
             lengths, offsets = (part[first : first + len(begins)] for part in (self._lengths, self._offsets))

@@ -165,7 +165,8 @@ def _progress(what: str, mesh: Mesh) -> Progress:
 def show_with_overlap(report: Report, corpus: list[Path], test: Path, checkpoint: Path, *, as_json: bool) -> None:
     """Print a report, with the overlap of its test set with `corpus` where that names any.
 
-    A corpus that cannot be read raises its DataError behind the report, which may have taken hours."""
+    A corpus that cannot be read raises its DataError behind the report, which may have taken hours.
+    """
     try:
         overlaps = _overlap_with(corpus, test, checkpoint) if corpus else None
     except DataError:
