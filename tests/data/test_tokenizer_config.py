@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from colonnade.data import byte_level, sentencepiece, wordpiece
 from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.tokenizer_classes import OF_MODELS
 from colonnade.errors import DataError
 
 from .test_tokenizer import save_pair
@@ -64,6 +66,11 @@ def words(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def lines(stories: list[str]) -> list[str]:
+    return [line for line in stories[0].split("\n") if line.strip()]
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -105,12 +112,59 @@ def test_classes_of_byte_level_tokenizers(pair: Path, name: str, prefixed: bool)
     assert ours.is_gpt2_split == (name == "GPT2Tokenizer" and not prefixed)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2", "qwen3_moe"])
 def test_a_models_type_names_the_class_where_nothing_else_does(pair: Path, kind: str) -> None:
     """What another file than the vocabulary's would be read by is not meant."""
     composed = as_theirs(pair, config={"model_type": kind}).encode("e\u0301")
     assert (composed == Tokenizer.load(pair).encode("é")) == (kind != "gpt2")
     write(pair, config={"model_type": "t5"})
+    assert Tokenizer.load(pair).is_gpt2_split
+
+
+OTHER_NAMES = ["LEDTokenizer", "RobertaTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend", "OfSomeone"]
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+@pytest.mark.parametrize("file", ["tokenizer_config", "config"])
+def test_a_class_that_is_not_known_to_give_other_ids_is_read_as_the_usual_one(
+    pair: Path, words: Path, lines: list[str], name: str, file: str
+) -> None:
+    for vocabulary in (pair / "vocab.json", words / "vocab.txt", train(words, lines, model_type="bpe")[1]):
+        alone = Tokenizer.load(vocabulary)
+        write(words, **{file: {"tokenizer_class": name}})
+        assert Tokenizer.load(vocabulary).sha256 == alone.sha256
+        (words / f"{file}.json").unlink()
+
+
+@pytest.mark.parametrize("name", ["BartTokenizer", "RobertaTokenizer", "WhisperTokenizer"])
+def test_the_same_ids_come_from_classes_that_treat_text_as_gpt2(pair: Path, name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    write(pair, tokenizer_config={"tokenizer_class": name})
+    theirs = transformers.AutoTokenizer.from_pretrained(pair)
+    for text in TEXTS[:3]:
+        assert Tokenizer.load(pair).encode(text) == theirs.encode(text, add_special_tokens=False)
+
+
+def test_a_blenderbot_has_a_space_in_front_unless_another_thing_is_said(pair: Path) -> None:
+    write(pair, config={"model_type": "blenderbot"})
+    assert Tokenizer.load(pair).encode("hi") == Tokenizer.load(pair).encode(" hi")
+    write(pair, tokenizer_config={"add_prefix_space": False})
+    assert Tokenizer.load(pair).is_gpt2_split
+
+
+def test_the_classes_of_models_are_those_of_transformers() -> None:
+    auto = pytest.importorskip("transformers.models.auto.tokenization_auto")
+    theirs = {kind: str(name).removesuffix("Fast") for kind, name in auto.TOKENIZER_MAPPING_NAMES.items()}
+    ours = {*byte_level.CLASSES, *byte_level.OTHERS, *wordpiece.OTHERS, *sentencepiece.OTHERS, "T5Tokenizer"}
+    assert {kind: name for kind, name in theirs.items() if name in ours - {"GPT2Tokenizer"}} == {
+        kind: name for kind, name in OF_MODELS.items() if kind in theirs
+    }
+    assert OF_MODELS.keys() - theirs.keys() == {"longt5"}
+
+
+@pytest.mark.parametrize("content", ["[]", "{ // not set\n}", '{"tabSize": 4}', '{"model_type": ["qwen2"]}'])
+def test_a_config_json_that_is_no_models_is_left_alone(pair: Path, content: str) -> None:
+    (pair / "config.json").write_text(content)
     assert Tokenizer.load(pair).is_gpt2_split
 
 
@@ -157,11 +211,12 @@ def test_files_beside_are_of_the_vocabulary_that_its_folder_has(pair: Path, toke
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"tokenizer_config": {"tokenizer_class": "RobertaTokenizer"}}, 'tokenizer_class = "RobertaTokenizer".*json'),
         (
-            {"config": {"tokenizer_class": "PreTrainedTokenizerFast"}},
-            r"[/]config\.json has .*PreTrained.*GPT2Tokenizer",
+            {"tokenizer_config": {"tokenizer_class": "CLIPTokenizer"}},
+            '_class = "CLIPTokenizer", and .* other ids .*json',
         ),
+        ({"config": {"tokenizer_class": "CTRLTokenizerFast"}}, r"[/]config\.json has .*CTRL.*GPT2Tokenizer"),
+        ({"config": {"model_type": "qwen3_5_moe"}}, 'model_type = "qwen3_5_moe", and Qwen3_5Tokenizer gives other ids'),
         ({"tokenizer_config": {"add_prefix_space": 1}}, r"add_prefix_space = 1, which is neither.*Copy"),
         ({"added_tokens": {"<a>": 605}}, r'"<a>" the id 605, and behind this vocabulary it gets 600.*Copy all'),
         ({"added_tokens": {"Ġ": 605}}, r"the id 605, and .* gets 220: they do not belong together"),
@@ -185,7 +240,7 @@ def test_what_cannot_be_obeyed_beside_a_byte_level_vocabulary(pair: Path, files:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer.*BertTokenizer, DistilBertTokenizer"),
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer gives other ids than BertTokenizer"),
         ({"do_lower_case": "no"}, 'do_lower_case = "no", which is neither true nor false'),
         ({"do_basic_tokenize": False}, "do_basic_tokenize = false: text is cut"),
         ({"never_split": ["a"]}, r'never_split = \["a"\]'),
@@ -205,11 +260,6 @@ def test_what_cannot_be_obeyed_beside_a_wordpiece_vocabulary(
 # SentencePiece
 
 
-@pytest.fixture
-def lines(stories: list[str]) -> list[str]:
-    return [line for line in stories[0].split("\n") if line.strip()]
-
-
 def test_a_t5s_sentinels_lie_behind_its_pieces_the_first_one_last(tmp_path: Path, lines: list[str]) -> None:
     """As in published T5s, whose SentencePiece models have none."""
     theirs, path = train(tmp_path, lines, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
@@ -218,6 +268,7 @@ def test_a_t5s_sentinels_lie_behind_its_pieces_the_first_one_last(tmp_path: Path
     listed = {str(499 - number): added(name, special=True) for number, name in enumerate(names)}
     for files in (
         {"config": {"model_type": "t5"}},
+        {"config": {"model_type": "mt5"}, "tokenizer_config": {"tokenizer_class": "MT5Tokenizer"}},
         {"tokenizer_config": {"tokenizer_class": "T5Tokenizer", "extra_ids": None, "added_tokens_decoder": listed}},
         {"tokenizer_config": {"additional_special_tokens": names, "eos_token": "</s>", "unk_token": "<unk>"}},
     ):

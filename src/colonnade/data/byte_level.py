@@ -23,12 +23,31 @@ SPLITS: Mapping[str, str | None] = {
     "qwen2": _NUMBERS.replace("{DIGITS}", ""),
 }
 """Ways to cut text into words, by the name of `tokenizer.ggml.pre` of GGUF; None: as GPT-2."""
-_CLASSES: Mapping[str, tuple[str, bool]] = {
-    "GPT2Tokenizer": ("gpt-2", False),
-    "Qwen2Tokenizer": ("qwen2", True),
-    "GPTNeoXTokenizer": ("gpt-2", True),
+CLASSES: Mapping[str, tuple[str, bool, bool]] = {
+    "GPT2Tokenizer": ("gpt-2", False, False),
+    "Qwen2Tokenizer": ("qwen2", True, False),
+    "GPTNeoXTokenizer": ("gpt-2", True, False),
+    "BlenderbotTokenizer": ("gpt-2", False, True),
 }
-"""How classes of transformers that read the two files cut text, and whether it is brought to NFC before."""
+"""How classes of transformers that read the two files cut text, whether it is brought to NFC before, and whether it
+gets a space in front where nothing is said. Others, as RoBERTa's, treat it as GPT-2's does, but for `OTHERS`.
+"""
+OTHERS = (
+    "BioGptTokenizer",
+    "BlenderbotSmallTokenizer",
+    "CLIPTokenizer",
+    "CTRLTokenizer",
+    "ClvpTokenizer",
+    "CohereTokenizer",
+    "FSMTTokenizer",
+    "FlaubertTokenizer",
+    "HerbertTokenizer",
+    "NougatTokenizer",
+    "OpenAIGPTTokenizer",
+    "Qwen3_5Tokenizer",
+    "XLMTokenizer",
+)
+"""Those that have the two files, or such, and give other ids."""
 
 
 def byte_level(
@@ -45,8 +64,8 @@ def byte_level(
 
 def load_pair(vocab_path: Path, merges_path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer:
     """The tokenizer of GPT-2's two files, without what is added to its vocabulary but the end of documents."""
-    way, composed = _CLASSES[config.class_of(*_CLASSES)]
-    prefixed = config.flag("add_prefix_space", default=False)
+    way, composed, prefix = CLASSES[config.class_of(*CLASSES, others=OTHERS)]
+    prefixed = config.flag("add_prefix_space", default=prefix)
     try:
         vocab = json.loads(read_text(vocab_path))
         lines = read_text(merges_path).split("\n")

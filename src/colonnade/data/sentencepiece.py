@@ -32,7 +32,30 @@ HIDDEN = "\uffff"
 """Before the names of a Unigram model's control tokens and its unknown one, so that no text can be taken for one."""
 SENTINEL = "<extra_id_{}>"
 """What stands for a span that is cut out, by its number: T5's names."""
-_T5 = "T5Tokenizer"
+_T5, _MT5 = "T5Tokenizer", "MT5Tokenizer"
+OTHERS = (
+    "AlbertTokenizer",
+    "BarthezTokenizer",
+    "BartphoTokenizer",
+    "CamembertTokenizer",
+    "CpmTokenizer",
+    "FNetTokenizer",
+    "LayoutXLMTokenizer",
+    "M2M100Tokenizer",
+    "MBart50Tokenizer",
+    "MBartTokenizer",
+    "MLukeTokenizer",
+    "NllbTokenizer",
+    "PLBartTokenizer",
+    "PegasusTokenizer",
+    "SeamlessM4TTokenizer",
+    "SiglipTokenizer",
+    "Speech2TextTokenizer",
+    "XGLMTokenizer",
+    "XLMRobertaTokenizer",
+    "XLNetTokenizer",
+)
+"""Classes of transformers that read such a model and give other ids than it does."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +98,7 @@ def load_sentencepiece(path: Path, config: TokenizerConfig) -> tokenizers.Tokeni
             f"{path} has symbols of its user's, which `tokenizers` does not treat as SentencePiece does. Train it "
             "without user_defined_symbols, or use a tokenizer.json."
         )
-    name = config.class_of("LlamaTokenizer", _T5)
+    name = config.class_of("LlamaTokenizer", _T5, _MT5, others=OTHERS)
     config.fixed("add_prefix_space", model.dummy_prefix, why=f"the add_dummy_prefix of {path.name} says otherwise")
     config.fixed("sp_model_kwargs", {}, why="a text has the same tokens each time here")
     inner = tokenizers.Tokenizer(_unigram(model) if model.kind == _UNIGRAM else _bpe(model))
@@ -86,7 +109,7 @@ def load_sentencepiece(path: Path, config: TokenizerConfig) -> tokenizers.Tokeni
         )
     inner.decoder = _decoder(model)
     inner.add_special_tokens([_name(model, piece) for piece in model.pieces if piece.kind == _CONTROL])
-    if name == _T5:
+    if name in (_T5, _MT5):
         inner.add_special_tokens(_sentinels(model, config))
     return inner
 

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from tokenizers import AddedToken
 
 from colonnade.architecture.huggingface.keys import shown
+from colonnade.data.tokenizer_classes import OF_MODELS
 from colonnade.errors import DataError
 from colonnade.tokenizer_files import ADDED, CONFIG, MODEL, files_beside
 
@@ -27,16 +28,9 @@ _MAKE = (
     "Make a tokenizer.json, which is read as it stands, with transformers: "
     "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
 )
-_CLASS = "tokenizer_class"
+_CLASS, _MODEL_TYPE = "tokenizer_class", "model_type"
 _LISTED = "added_tokens_decoder"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-_OF_MODELS: Mapping[str, str] = {
-    "gpt_neox": "GPTNeoXTokenizer",
-    "qwen2": "Qwen2Tokenizer",
-    "qwen3": "Qwen2Tokenizer",
-    "t5": "T5Tokenizer",
-}
-"""The tokenizer's class by the model_type of config.json, where it is not the first of its kind of file."""
 
 
 @dataclass(frozen=True)
@@ -52,22 +46,22 @@ class TokenizerConfig:
     @classmethod
     def beside(cls, vocabulary: Path) -> TokenizerConfig:
         """Those that are read with a vocabulary."""
-        return cls(vocabulary.parent, *map(read_object, files_beside(vocabulary)))
+        files = files_beside(vocabulary)
+        return cls(vocabulary.parent, *((_read_model if file.name == MODEL else read_object)(file) for file in files))
 
-    def class_of(self, *known: str) -> str:
-        """The tokenizer's class without the ending Fast: one of those known, the first where nothing names one.
-        DataError for another.
+    def class_of(self, *known: str, others: Collection[str]) -> str:
+        """The tokenizer's class without the ending Fast: one of those known, the first where another or none is named.
+        DataError for one of the `others`, which are known to give other ids.
         """
         file = CONFIG if self.settings.get(_CLASS) is not None else MODEL
-        named = (self.settings if file == CONFIG else self.model).get(_CLASS)
-        if named is None:
-            usual = _OF_MODELS.get(str(self.model.get("model_type")))
-            return usual if usual in known else known[0]
+        key, named = _CLASS, (self.settings if file == CONFIG else self.model).get(_CLASS)
         found = str(named).removesuffix("Fast")
-        if found not in known:
-            ours = ", ".join(known)
-            self.refuse(f"{_CLASS} = {shown(named)}, and of such a vocabulary what can be made here is {ours}", file)
-        return found
+        if named is None:
+            key, named = _MODEL_TYPE, self.model.get(_MODEL_TYPE)
+            found = OF_MODELS.get(str(named), "")
+        if found in others:
+            self.refuse(f"{key} = {shown(named)}, and {found} gives other ids than {', '.join(known)} do", file)
+        return found if found in known else known[0]
 
     def flag(self, key: str, default: bool | None) -> bool | None:
         """A setting that is true or false; `default` where it is absent or null."""
@@ -130,7 +124,7 @@ def read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")  # some editors begin with a mark
     except (UnicodeDecodeError, OSError) as error:
-        raise DataError(f"{file} cannot be read as text: {error}. Copy it again from its source.") from error
+        raise DataError(f"{file} cannot be read as text: {error}. {_COPY}") from error
 
 
 def read_object(file: Path) -> Mapping[str, Any]:
@@ -141,10 +135,18 @@ def read_object(file: Path) -> Mapping[str, Any]:
         content = json.loads(read_text(file))
         json.dumps(content, ensure_ascii=False).encode()  # which half of a surrogate pair cannot be
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} is no JSON ({error}). Copy it again from its source.") from error
+        raise DataError(f"{file} is no JSON ({error}). {_COPY}") from error
     if not isinstance(content, dict):
-        raise DataError(f"{file} holds no object. Copy it again from its source.")
+        raise DataError(f"{file} holds no object. {_COPY}")
     return content
+
+
+def _read_model(file: Path) -> Mapping[str, Any]:
+    """A model's config.json; empty for a file of that name that is something else."""
+    try:
+        return read_object(file)
+    except DataError:
+        return {}
 
 
 def control_tokens(content: Mapping[str, Any]) -> dict[str, str]:

@@ -13,6 +13,8 @@ from colonnade.data.tokenizer_config import TokenizerConfig, control_tokens, rea
 from colonnade.errors import DataError
 
 CONTROL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+OTHERS = ("BertJapaneseTokenizer", "RoFormerTokenizer")
+"""Classes of transformers that read a vocab.txt and give other ids than BERT's, by cutting text otherwise."""
 
 
 def load_wordpiece(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer:
@@ -39,13 +41,13 @@ def load_wordpiece(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer:
 
 def _check(config: TokenizerConfig) -> None:
     """DataError for what is not BERT's way to cut words."""
-    config.class_of("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
+    config.class_of("BertTokenizer", others=OTHERS)
     config.fixed("do_basic_tokenize", True, why="text is cut into words at blanks and punctuation here")
     config.fixed("never_split", [], why="every word is cut into pieces here")
     config.fixed("wordpieces_prefix", "##", why="what goes on with a word begins with ## here")
-    for key, name in control_tokens({**config.settings, **config.names}).items():
-        if key == "unk_token" and name != CONTROL[1]:
-            config.refuse(f"unk_token = {shown(name)}, and what is no word is {CONTROL[1]} here")
+    unknown = control_tokens({**config.settings, **config.names}).get("unk_token", CONTROL[1])
+    if unknown != CONTROL[1]:
+        config.refuse(f"unk_token = {shown(unknown)}, and what is no word is {CONTROL[1]} here")
 
 
 def train_wordpiece(
