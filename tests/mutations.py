@@ -5535,8 +5535,8 @@ MUTATIONS = [
     Mutation(
         "a second `data clean` deletes what the first one is writing",
         "corpus/run.py",
-        "    plan = make_plan(recipe)\n    purpose",
-        "    plan = make_plan(recipe)\n    remove_partial(folder)\n    purpose",
+        "    plan = make_plan(recipe, tokenizing.other_than_alone)\n    purpose",
+        "    plan = make_plan(recipe, tokenizing.other_than_alone)\n    remove_partial(folder)\n    purpose",
         ("tests/corpus/test_run.py",),
     ),
     Mutation(

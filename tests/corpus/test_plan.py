@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,12 @@ from typing import Any
 
 import pytest
 
-from colonnade.corpus.plan import make_plan
+from colonnade.corpus.plan import keep_plan, make_plan, run_file
+from colonnade.data.cleaning import Tokenizers
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
 from tests.corpus.recipes import make_recipe
+from tests.data.test_tokenizer import save_pair
 
 
 @pytest.mark.parametrize("name", ["list.txt", "list[1].txt"])
@@ -62,7 +67,7 @@ def test_files_of_every_section_are_named(
     assert make_plan(recipe).identity != before
 
 
-FILES = ("vocab.json", "merges.txt", "vocab.txt", "t.model")
+FILES = ("vocab.json", "merges.txt")
 
 
 @pytest.mark.parametrize(
@@ -73,9 +78,6 @@ FILES = ("vocab.json", "merges.txt", "vocab.txt", "t.model")
         ("v[1]-vocab.json", "v[1]-merges.txt"),
         ("folder", "folder/merges.txt"),
         ("folder/vocab.json", "folder/merges.txt"),
-        ("folder/vocab.json", "folder/added_tokens.json"),
-        ("folder/vocab.txt", "folder/tokenizer_config.json"),
-        ("folder/t.model", "folder/config.json"),
     ],
 )
 def test_a_tokenizer_is_all_of_its_files(
@@ -89,3 +91,30 @@ def test_a_tokenizer_is_all_of_its_files(
     before = make_plan(recipe).identity
     (tmp_path / changed).write_text("changed")
     assert make_plan(recipe).identity != before
+
+
+@pytest.mark.parametrize("place", ["vocab.json", ""])
+def test_what_lies_beside_a_vocabulary_makes_another_run_only_where_it_makes_another_tokenizer(
+    tmp_path: Path, write_lines: Callable[..., Path], tokenizer: Tokenizer, place: str
+) -> None:
+    """A run of a version that did not look beside it goes on."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    save_pair(tokenizer, folder / "vocab.json", folder / "merges.txt")
+    for name in ("config.json", "tokenizer_config.json"):
+        (folder / name).write_text('{"model_type": "gpt2", "model_max_length": 1024}')
+    run = {"tokenizer": str(folder / place)}
+    recipe = make_recipe(write_lines("in.jsonl", ["a"]), folder=tmp_path / "out", run=run)
+    with_tokenizers = Tokenizers().other_than_alone
+    kept = keep_plan(make_plan(recipe), recipe)
+    facts = json.loads(run_file(tmp_path / "out").read_bytes())["facts"]
+    assert facts.keys() == {"recipe", "inputs", "named files"}
+    found = [name for name, _, _ in facts["named files"][run["tokenizer"]]]
+    assert found == (["vocab.json", "merges.txt"] if place else sorted(os.listdir(folder)))
+    assert keep_plan(make_plan(recipe, with_tokenizers), recipe) == kept
+    if place:
+        (folder / "config.json").write_text('{"model_type": "gpt2", "n_layer": 12}')
+        assert keep_plan(make_plan(recipe, with_tokenizers), recipe) == kept
+    (folder / "added_tokens.json").write_text('{"<keep>": 600}')
+    with pytest.raises(DataError, match=r"holds another run: .*tokenizers have changed"):
+        keep_plan(make_plan(recipe, with_tokenizers), recipe)

@@ -21,7 +21,7 @@ from colonnade.config.problems import sort_keys, values_refused
 from colonnade.corpus.formats import KINDS_IN_WORDS, kind_of
 from colonnade.corpus.recipe import OWN_FOLDERS, Recipe, RunSection
 from colonnade.errors import ConfigError
-from colonnade.tokenizer_files import files_beside, find_pair
+from colonnade.tokenizer_files import find_pair
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -122,12 +122,9 @@ def source_of(path: str) -> str:
 
 
 def files_of(path: str) -> list[Path]:
-    """The files that a name stands for: itself, all in a folder, or GPT-2's vocabulary and merges; and what lies beside
-    a vocabulary and says how its text is treated.
-    """
+    """The files that a name stands for: itself, all in a folder, or GPT-2's vocabulary and merges."""
     place = Path(path)
-    named = find_pair(place) or (place,)
-    found = sorted(place.rglob("*")) if place.is_dir() else (*named, *files_beside(named[0]))
+    found = sorted(place.rglob("*")) if place.is_dir() else find_pair(place) or (place,)
     return [file for file in found if file.is_file()]
 
 

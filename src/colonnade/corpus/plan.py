@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +24,7 @@ from colonnade.errors import DataError
 
 _CUTTABLE = ("lines",)
 _STREAMED = ("lines", "text", "warc")
+_TOKENIZERS = "tokenizers"
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,20 @@ class Plan:
     """Parts of deduplicate.index that are read: what earlier runs kept."""
     identity: str
     """A hash of the recipe, the inputs and the files that the recipe names."""
+    tokenizers: Mapping[str, str] = field(default_factory=dict)
+    """Fingerprints of tokenizers that what lies beside their files makes others, by the recipe's names."""
     left_aside: Mapping[str, int] = field(default_factory=dict)
     """How many files have endings that say nothing about documents, by ending: in input folders and zip files."""
 
 
-def make_plan(recipe: Recipe) -> Plan:
-    """Looks at the inputs and shares them out."""
+def make_plan(recipe: Recipe, other_than_alone: Callable[[str], str | None] = lambda tokenizer: None) -> Plan:
+    """Looks at the inputs and shares them out. `other_than_alone`: as `stages.Tokenizing` has it."""
     splits = [split for path in recipe.read.paths for split in splits_of(path, recipe.run.piece_bytes)]
     tasks = tuple(tuple(task) for task in shared_out(splits, recipe.run.piece_bytes))
-    identity = hashlib.sha256(json.dumps(_metadata(recipe, tasks), sort_keys=True).encode()).hexdigest()
-    return Plan(tasks, _index_parts(recipe, identity), identity, left_aside(recipe.read.paths))
+    tokenizers = {path: sha256 for path in tokenizers_of(recipe) if (sha256 := other_than_alone(path)) is not None}
+    metadata = json.dumps(_metadata(recipe, tasks, tokenizers), sort_keys=True)
+    identity = hashlib.sha256(metadata.encode()).hexdigest()
+    return Plan(tasks, _index_parts(recipe, identity), identity, tokenizers, left_aside(recipe.read.paths))
 
 
 def shared_out(splits: Sequence[InputSplit], size: int) -> list[list[InputSplit]]:
@@ -65,7 +70,7 @@ def keep_plan(plan: Plan, recipe: Recipe) -> Plan:
 
     Raises DataError where the folder holds another run."""
     path = run_file(Path(recipe.write.folder))
-    metadata = json.loads(json.dumps(_metadata(recipe, plan.tasks)))
+    metadata = json.loads(json.dumps(_metadata(recipe, plan.tasks, plan.tokenizers)))
     if not path.exists():
         store_tasks(Path(recipe.write.folder), plan.tasks)
         content = {"identity": plan.identity, "index": plan.index, "facts": metadata}
@@ -167,16 +172,23 @@ def line_starts(file: Path, wanted: Sequence[int]) -> list[int]:
     return starts
 
 
-def _metadata(recipe: Recipe, tasks: Sequence[Sequence[InputSplit]]) -> dict[str, Any]:
+def _metadata(recipe: Recipe, tasks: Sequence[Sequence[InputSplit]], tokenizers: Mapping[str, str]) -> dict[str, Any]:
     content = recipe.model_dump(mode="json", exclude_none=True)
     content["run"] = {key: value for key, value in content["run"].items() if key in ("piece_bytes", "tokenizer")}
     content["write"].pop("folder")
     inputs = [asdict(split) for task in tasks for split in task]
-    return {"recipe": content, "inputs": inputs, "named files": {path: _stamp(path) for path in _named(recipe)}}
+    found = {"recipe": content, "inputs": inputs, "named files": {path: _stamp(path) for path in _named(recipe)}}
+    return {**found, _TOKENIZERS: tokenizers} if tokenizers else found
+
+
+def tokenizers_of(recipe: Recipe) -> list[str]:
+    """The tokenizers that a recipe names, each once."""
+    found = {recipe.run.tokenizer, recipe.tokenize.tokenizer if recipe.tokenize else None}
+    return sorted(path for path in found if path)
 
 
 def _named(recipe: Recipe) -> list[str]:
-    found = [recipe.run.tokenizer, recipe.tokenize.tokenizer if recipe.tokenize else None]
+    found = tokenizers_of(recipe)
     if recipe.filter:
         found += [*recipe.filter.remove_urls, *recipe.filter.remove_ids.values()]
     if recipe.decontaminate:
@@ -212,5 +224,7 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
             for key in {**before, **after}
             if before.get(key) != after.get(key)
         ]
-    found += [f"{name} have changed" for name in ("inputs", "named files") if old[name] != new[name]]
+    found += [
+        f"{name} have changed" for name in ("inputs", "named files", _TOKENIZERS) if old.get(name) != new.get(name)
+    ]
     return found or ["it was made by another version"]

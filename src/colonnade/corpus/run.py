@@ -22,7 +22,7 @@ from colonnade.corpus.filters import list_of
 from colonnade.corpus.language import check_language
 from colonnade.corpus.manifest import NAME, read_manifest
 from colonnade.corpus.needs import log_folder, require
-from colonnade.corpus.plan import Plan, keep_plan, make_plan, run_file
+from colonnade.corpus.plan import Plan, keep_plan, make_plan, run_file, tokenizers_of
 from colonnade.corpus.progress import so_far
 from colonnade.corpus.recipe import OWN_FOLDERS, Recipe
 from colonnade.corpus.slurm import check_no_jobs, remember_jobs
@@ -41,7 +41,7 @@ def clean(recipe: Recipe, tokenizing: Tokenizing, *, progress: bool = True) -> s
     folder = Path(recipe.write.folder)
     check_named_files(recipe, tokenizing)
     check_folder(recipe)
-    plan = make_plan(recipe)
+    plan = make_plan(recipe, tokenizing.other_than_alone)
     purpose, instead = f"colonnade data clean, write.folder = {folder}", "set another write.folder"
     with locked(folder / "state", purpose, what=str(folder), instead=instead) as lock:
         check_no_jobs(folder)
@@ -58,8 +58,8 @@ def clean(recipe: Recipe, tokenizing: Tokenizing, *, progress: bool = True) -> s
 def check_named_files(recipe: Recipe, tokenizing: Tokenizing) -> None:
     """Raises DataError for tokenizers, lists and evaluation sets that cannot be read, and languages that are never
     found, before any work."""
-    for path in {recipe.run.tokenizer, recipe.tokenize.tokenizer if recipe.tokenize else None} - {None}:
-        tokenizing.check(str(path))
+    for path in tokenizers_of(recipe):
+        tokenizing.check(path)
     if recipe.language:
         check_language(recipe.language)
     if recipe.filter:

@@ -39,6 +39,9 @@ class Tokenizing(Protocol):
     def check(self, tokenizer: str) -> None:
         """Raises DataError where a tokenizer cannot be read."""
 
+    def other_than_alone(self, tokenizer: str) -> str | None:
+        """A tokenizer's fingerprint, where what lies beside its files makes it another than they are alone."""
+
     def counter(self, tokenizer: str) -> MakeCounter:
         """What makes a counter of tokens; it is sent to the tasks."""
 

@@ -34,6 +34,11 @@ class Tokenizers:
         """Raises DataError where a tokenizer cannot be read."""
         Tokenizer.load(tokenizer)
 
+    def other_than_alone(self, tokenizer: str) -> str | None:
+        """A tokenizer's fingerprint, where what lies beside its files makes it another than they are alone."""
+        sha256 = Tokenizer.load(tokenizer).sha256
+        return None if sha256 == Tokenizer.load(tokenizer, alone=True).sha256 else sha256
+
     def counter(self, tokenizer: str) -> MakeCounter:
         """What makes a counter of tokens; it is sent to the tasks."""
         return partial(token_counter, tokenizer, Tokenizer.load(tokenizer).sha256)

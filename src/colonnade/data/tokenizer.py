@@ -41,16 +41,16 @@ class Tokenizer:
         self._inner = inner
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path, *, alone: bool = False) -> Self:
         """Read a tokenizer.json, a WordPiece vocab.txt, a SentencePiece .model, or the folder of one of them; or
         GPT-2's two files: their folder, one of them, or the prefix of `*-vocab.json`. What lies beside a vocabulary
-        and says how its text is treated (`TokenizerConfig`) is obeyed.
+        and says how its text is treated (`TokenizerConfig`) is obeyed, unless the files are to be taken `alone`.
         """
         path = Path(path)
         pair = find_pair(path)
         other = _find_other(path) if pair is None else pair[0]
         if other is not None:
-            config = TokenizerConfig.beside(other)
+            config = TokenizerConfig(other.parent) if alone else TokenizerConfig.beside(other)
             inner = load_pair(*pair, config) if pair is not None else _LOADERS[other.suffix](other, config)
             add_tokens(inner, config, only_control=other.suffix == ".model")
             return cls(inner)
