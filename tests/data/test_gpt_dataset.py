@@ -198,7 +198,8 @@ def test_data_of_another_tokenizer(write_tokens: Write, tokenizer: Tokenizer) ->
     Sidecar(tokenizer.sha256, 600, 599, 1, 20, 60, ()).write(prefix)
     opened(prefix, split=(1, 0, 0), tokenizer=tokenizer)
     Sidecar("0" * 64, 600, 599, 1, 20, 60, ()).write(prefix)
-    with pytest.raises(DataError, match=r"another tokenizer than data.tokenizer.*Set data.tokenizer to the one"):
+    advice = r"another tokenizer than data.tokenizer.*Set data.tokenizer to the one .*tokenizer.json in its checkpoints"
+    with pytest.raises(DataError, match=advice):
         opened(prefix, split=(1, 0, 0), tokenizer=tokenizer)
 
 

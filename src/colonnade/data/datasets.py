@@ -169,7 +169,7 @@ def open_tokens(
             f"{prefix} was made with another tokenizer than data.tokenizer: its {sidecar.vocab_size:,} ids have sha256 "
             f"{sidecar.tokenizer_sha256[:12]}…, the tokenizer's {tokenizer.vocab_size:,} ids "
             f"{tokenizer.sha256[:12]}…. The same id would mean different text. Set data.tokenizer to the one that "
-            "made the file, or tokenize again."
+            "made the file (a run that has begun on it has it as tokenizer.json in its checkpoints), or tokenize again."
         )
     if sidecar is not None and sidecar.vocab_size > vocab_size:
         raise DataError(
