@@ -47,11 +47,13 @@ def problems_of_a_beginning(config: Config, uncertain: Collection[str]) -> list[
 
 def _blend_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
     """Files of a blend that are one, however their paths are written."""
+    if "data.blend" in uncertain or not config.data.blend:
+        return  # without an import of numpy
     from colonnade.data.indexed import idx_path
     from colonnade.storage import is_remote
 
     first: dict[str, str] = {}
-    for name in () if "data.blend" in uncertain else config.data.blend or ():
+    for name in config.data.blend:
         same = name if is_remote(name) else first.setdefault(os.path.realpath(idx_path(name)), name)
         if same != name:
             yield Problem(
