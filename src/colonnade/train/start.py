@@ -93,16 +93,16 @@ def fetch(path: Path | TomlFile, overrides: Sequence[str], config: Config, *, dr
 
 def planned_end(config: Config) -> int:
     """The step that the run ends with, behind all changes."""
-    return _from_now_on(config, _saved(config))[-1].train.steps
+    return _from_now_on(config, lambda: _saved(config))[-1].train.steps
 
 
-def _from_now_on(config: Config, step: int) -> list[Config]:
-    """What is in force behind a step, and will be; where nobody has asked for a change, nothing is imported."""
+def _from_now_on(config: Config, step: Callable[[], int]) -> list[Config]:
+    """What is in force behind a step, and will be; where nobody has asked for a change, nothing is imported or read."""
     if not run_folder.was_asked_to_change(Path(config.run.folder)):
         return [config]
     from colonnade.train.change_requests import from_now_on
 
-    return from_now_on(config, step)
+    return from_now_on(config, step())
 
 
 def again(path: Path | TomlFile, overrides: Sequence[str], config: Config) -> Callable[[], Config] | None:
@@ -346,6 +346,6 @@ def how_to_go_on(config: Config) -> str:
     saved = sorted(run_folder.checkpoints(run).glob("step_*"))
     if saved:
         return f"Run the same command again: it goes on from {saved[-1]}."
-    every = _from_now_on(config, last_step(run / METRICS))[0].checkpoint.every
+    every = _from_now_on(config, lambda: last_step(run / METRICS))[0].checkpoint.every
     why = f"checkpoint.every = {every} steps had not passed" if every else "checkpoint.every = 0 saves at the end only"
     return f"Nothing was saved yet ({why}): the same command starts again from the beginning."
