@@ -118,7 +118,7 @@ def train(
     asked.check(rollback)
     file = start.given(config)
     settings = start.load_for_run(file, overrides or [])
-    timed = steps_of(profile, last_step=start.planned_end(settings))
+    timed = steps_of(profile, last_step=0 if profile is None else start.planned_end(settings))
     arguments = ["train", str(config), *(overrides or []), *["--audit"] * audit, *["--dry-run"] * dry_run]
     arguments += [] if profile is None else ["--profile", profile]
     if audit:

@@ -99,8 +99,13 @@ def test_what_keeps_it_from_being_set_aside_is_raised(monkeypatch: pytest.Monkey
 def test_what_rank_0_alone_cannot_look_at_is_raised_where_all_read_it(
     finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = list[Path]()
+
     def fails(folder: Path) -> Path:
+        asked.append(folder)
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(damaged, "newest", fails)
+    monkeypatch.setattr(damaged, "_set_aside", lambda *_: pytest.fail("nothing is known to be damaged"))
     damaged.look(load(finished.config), Mesh().world, SimpleNamespace())  # type: ignore[arg-type]
+    assert asked == [finished.folder / "checkpoints"], "once, and no exception on this rank alone"
