@@ -1650,8 +1650,8 @@ MUTATIONS = [
     Mutation(
         "a compiled product forgets all blocks of depth but the last",
         "kernels/compiled.cpp",
-        "stride, add || k > depth.begin, true);",
-        "stride, add, true);",
+        "add || k > depth.begin, std::min(",
+        "add, std::min(",
         ("tests/kernels/test_compiled.py",),
     ),
     Mutation(

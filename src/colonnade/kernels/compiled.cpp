@@ -79,12 +79,26 @@ void share(int64_t count, F work) {
 
 // --- transposing ------------------------------------------------------------------------------------------------------
 
-// One register of numbers of type U, and the square of as many of them that a tile is.
+// A register of numbers of 4 bytes, and the square of as many of them that a tile is.
 template <typename U>
 struct Tile {
   static constexpr int64_t SIDE = VECTOR / sizeof(U);
   typedef U Register __attribute__((vector_size(VECTOR)));
+  typedef uint16_t Half __attribute__((vector_size(VECTOR / 2)));
   Register rows[SIDE];
+
+  // A row as it lies; or two rows of numbers of 2 bytes, of which each pair is one of 4.
+  static Register load(const U* row, int64_t) {
+    Register numbers;
+    std::memcpy(&numbers, row, sizeof(Register));
+    return numbers;
+  }
+
+  static Register load(const uint16_t* row, int64_t stride) {
+    Half first, second;
+    std::memcpy(&first, row, sizeof(Half)), std::memcpy(&second, row + stride, sizeof(Half));
+    return __builtin_convertvector(first, Register) | __builtin_convertvector(second, Register) << 16;
+  }
 
   // Exchanges the off-diagonal halves of blocks of 2·STEP × 2·STEP; over STEP = 1, 2, 4, … the tile is transposed.
   template <int64_t STEP, size_t... LANE>
@@ -104,16 +118,18 @@ struct Tile {
   }
 };
 
-// to[j, i] = from[i, j], for `rows` rows of `columns` numbers each.
+// to[j, i] = from[i, j], for `rows` rows of `columns` numbers each, of 4 bytes or 2.
 template <typename U>
 void transpose(const U* from, int64_t from_stride, int64_t rows, int64_t columns, U* to, int64_t to_stride) {
-  constexpr int64_t SIDE = Tile<U>::SIDE;
-  for (int64_t i = 0; i < rows; i += SIDE) {
+  using Square = Tile<std::conditional_t<sizeof(U) == 2, uint32_t, U>>;
+  constexpr int64_t SIDE = Square::SIDE, PAIRED = 4 / sizeof(U), DOWN = PAIRED * SIDE;
+  for (int64_t i = 0; i < rows; i += DOWN) {
     for (int64_t j = 0; j < columns; j += SIDE) {
-      const int64_t height = std::min(SIDE, rows - i), width = std::min(SIDE, columns - j);
-      if (height == SIDE && width == SIDE) {
-        Tile<U> tile;
-        for (int64_t r = 0; r < SIDE; ++r) std::memcpy(&tile.rows[r], from + (i + r) * from_stride + j, VECTOR);
+      const int64_t height = std::min(DOWN, rows - i), width = std::min(SIDE, columns - j);
+      if (height == DOWN && width == SIDE) {
+        Square tile;
+        for (int64_t r = 0; r < SIDE; ++r)
+          tile.rows[r] = Square::load(from + (i + PAIRED * r) * from_stride + j, from_stride);
         tile.transpose();
         for (int64_t r = 0; r < SIDE; ++r) std::memcpy(to + (j + r) * to_stride + i, &tile.rows[r], VECTOR);
       } else {
@@ -252,12 +268,15 @@ class Panels {
     }
   }
 
-  // c [m, n] = a b, or c += a b, with the first n columns and k rows of b: a by rows; what fits a cache. `far`: c is in
-  // memory, and each panel's part of it is asked for while the one before is multiplied.
+  // c [m, n] = a b, or c += a b, with the first n columns and k rows of b: a by rows; what fits a cache. `below`: c is in
+  // memory, and each panel's part of it is asked for while the one before is multiplied; with the last panel, the first
+  // one's part of so many rows below, which are multiplied next. Or −1.
   void times(int64_t m, int64_t n, int64_t k, const Rows<M>& a, float* c, int64_t ldc, bool add = false,
-             bool far = false) const {
+             int64_t below = -1) const {
     for (int64_t p = 0; p < n; p += width_) {
-      if (far) fetch(m, std::min(width_, n - p - width_), c + p + width_, ldc);
+      const int64_t next = p + width_;
+      if (below >= 0 && next < n) fetch(m, std::min(width_, n - next), c + next, ldc);
+      if (below >= 0 && next >= n) fetch(below, std::min(width_, n), c + m * ldc, ldc);
       at::native::cpublas::brgemm(m, std::min(width_, n - p), k, a.distance, std::min(width_, columns_ - p), ldc, add,
                                   reinterpret_cast<const M*>(a.data),
                                   reinterpret_cast<const M*>(numbers_.data() + p * even_), c + p);
@@ -399,7 +418,7 @@ class Product {
         for (int64_t i = rows.begin; i < rows.end; i += ROWS) {
           const Range some{i, std::min(i + ROWS, rows.end)};
           panels_.times(some.size(), across.size(), padded<M>(deep.size()), rows_.of(a_, some, deep),
-                        total + i * stride + j, stride, add || k > depth.begin, true);
+                        total + i * stride + j, stride, add || k > depth.begin, std::min(ROWS, rows.end - some.end));
         }
       }
     }
