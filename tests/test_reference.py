@@ -9,6 +9,7 @@ def test_the_help_has_every_key_and_fits_the_terminal() -> None:
         assert f"\n  {name.rpartition('.')[2]} " in text, name
         assert key.meaning.split()[-1] in text
     assert max(len(line) for line in text.split("\n")) <= 78
+    assert "\n  steps  required  [steps, a whole number of at least 1]\n" in text, "the unit, and what is accepted"
 
 
 def test_the_page_has_every_key_and_preset() -> None:

@@ -37,6 +37,14 @@ def test_thirteen_words_in_a_row_are_enough_and_twelve_are_not(
     assert " ".join(EXAM[5:18]) in result.dropped("decontaminate")[0]["detail"]
 
 
+def test_a_document_counts_once_for_a_test_however_many_of_its_passages_it_shares(
+    run: Run, write_lines: Any, exam: dict[str, str]
+) -> None:
+    twice = " ".join([*words(30, 1), *EXAM[:14], *words(60, 2), *EXAM[20:34], *words(30, 3)])
+    result = run(write_lines("in.jsonl", [twice]), decontaminate={"tests": exam})
+    assert result.manifest["steps"]["decontaminate"]["histograms"]["contaminated documents"] == {"exam": 1}
+
+
 def test_small_edits_do_not_hide_a_passage(run: Run, write_lines: Any, exam: dict[str, str]) -> None:
     edited = [*EXAM]
     edited[20] = "another"

@@ -126,18 +126,28 @@ def test_where_nobody_knows_the_queue_a_run_goes_on(tmp_path: Path, monkeypatch:
     check_no_jobs(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        (
+            "echo slurm_load_jobs error: Unable to contact slurm controller >&2",
+            "slurm_load_jobs error: Unable to contact slurm controller",
+        ),
+        (":", "no message"),
+    ],
+)
 def test_a_queue_that_cannot_be_asked_is_not_taken_for_an_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, told: str
 ) -> None:
     remember_jobs(tmp_path, ["1000", "1001"])
     squeue = tmp_path / "squeue"
-    squeue.write_text("#!/bin/sh\necho slurm_load_jobs error: Unable to contact slurm controller >&2\nexit 1\n")
+    squeue.write_text(f"#!/bin/sh\n{says}\nexit 1\n")
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(
         LockError,
-        match=r"not known: `squeue` ended with exit status 1 \(slurm_load_jobs error: Unable to contact slurm "
-        r"controller\)\. .*if jobs 1000, 1001 have ended, remove .*/state/jobs\.json\.$",
+        match=rf"not known: `squeue` ended with exit status 1 \({told}\)\. "
+        r".*if jobs 1000, 1001 have ended, remove .*/state/jobs\.json\.$",
     ):
         check_no_jobs(tmp_path)
 

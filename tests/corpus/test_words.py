@@ -17,6 +17,8 @@ def test_words_are_letters_and_digits_in_small_letters() -> None:
 
 def test_scripts_without_spaces_have_a_word_a_character() -> None:
     assert words_of("日本語 and Thai ไทย") == ["日", "本", "語", "and", "thai", *"ไทย"]
+    for text in ("ສະບາຍດີ", "မြန်မာ", "ភាសាខ្មែរ"):  # Lao, Burmese and Khmer, whose vowel signs are characters too
+        assert words_of(text) == [*text]
 
 
 @given(st.text(max_size=60))

@@ -208,6 +208,22 @@ def test_a_file_that_was_replaced_on_a_web_server(
     assert after.read(0, local.num_tokens).tobytes() == bytes(tokens)
 
 
+def test_an_index_that_was_replaced_alone_on_a_web_server(
+    uploaded: tuple[str, TokenFile], write_tokens: Write, storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same tokens, in other documents."""
+    (url, local), tags = uploaded, {".bin": "tokens", ".idx": "first"}
+    on_the_web(monkeypatch, storage, {}, ())
+    unnamed = type(storage).info
+    monkeypatch.setattr(
+        type(storage), "info", lambda self, path, **_: {**unnamed(self, path), "ETag": tags.get(path[-4:])}
+    )
+    assert open_token_file(url, str(tmp_path)).lengths.tolist() == local.lengths.tolist() == [70, 3, 128, 10]
+    storage.put_file(write_tokens(3, 70, 128, 10) + ".idx", "/bucket/corpus.idx")
+    tags[".idx"] = "second"
+    assert open_token_file(url, str(tmp_path)).lengths.tolist() == [3, 70, 128, 10]
+
+
 def test_a_version_on_a_web_server_that_says_none_is_told_by_both_ends_of_the_tokens_alone(
     uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

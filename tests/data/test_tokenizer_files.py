@@ -45,6 +45,13 @@ def test_wordpiece(tmp_path: Path) -> None:
         assert tokenizer.names == VOCAB
 
 
+@pytest.mark.parametrize("ending", ["", "\n", "\n\n", "\r\n\r\n\r\n"])
+def test_lines_without_a_token_at_the_end_of_a_vocabulary_count_for_none(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(("\n".join(VOCAB) + ending).encode())
+    assert Tokenizer.load(path).names == VOCAB
+
+
 def test_a_cased_vocabulary_keeps_case(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write_vocab(tmp_path, [*VOCAB, "Dog"]))
     assert tokenizer.encode("dog Dog The") == [9, 13, 1]

@@ -120,6 +120,14 @@ def test_a_profiled_action_is_named_by_its_micro_batch_and_its_chunk_of_several(
     assert re.findall("<b style=.*?>(.*?)</b>", text) == ["F0", "B3.2", "W1"]
 
 
+def test_compute_by_unit_has_a_column_for_each_kind_that_some_unit_has() -> None:
+    units = {"embedding": {"F": 0.1}, "block 0": {"F": 0.2, "B": 0.4}}
+    text = gantt.drawn({"ranks": [{"name": "rank 0", "parts": {"F": 0.3}, "units": units}]}).split("by unit")[1]
+    assert [re.sub("<.*?>", "", cell) for cell in re.findall("<th.*?</th>", text)] == ["unit", "F", "B"]
+    rows = [[re.sub("<.*?>", "", cell) for cell in row.split("</td>")[:-1]] for row in text.split("<tr>")[2:]]
+    assert rows == [["embedding", "100 ms", ""], ["block 0", "200 ms", "400 ms"]]
+
+
 def test_what_befell_a_run_is_marked_in_every_chart(tmp_path: Path) -> None:
     """By its kind; what is of minor interest stands below the first chart alone."""
     text = page([read_run(written.run(tmp_path / "r"))])

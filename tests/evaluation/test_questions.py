@@ -1,0 +1,33 @@
+"""Questions as a model reads them: what is cut, and the windows that are left."""
+
+from pathlib import Path
+
+import pytest
+
+from colonnade.data.question_windows import CONTROL_TOKENS, Windows
+from colonnade.errors import DataError
+from colonnade.evaluation.questions import prepare
+from colonnade.examples.squad import Question
+from tests.tasks.examples import WORDS, vocabulary
+
+
+def question(words: int, context: str) -> Question:
+    return Question(Path("dev.json"), 1, "q", " ".join(WORDS[:1] * words), context, None)
+
+
+@pytest.mark.parametrize("words", [3, 4, 30])
+def test_windows_are_as_wide_as_the_question_that_is_read_leaves_room_for(tmp_path: Path, words: int) -> None:
+    """What a question has behind its longest length takes no room from the text."""
+    tokenizer, length = vocabulary(tmp_path), 12
+    context = " ".join(WORDS[:1] * 20)
+    (found,) = prepare([question(words, context)], tokenizer, Windows(doc_stride=4, max_query_length=3), length)
+    assert len(found.asked) == 3 and len(found.text) == len(found.places) == 20
+    assert found.windows == [range(6), range(4, 10), range(8, 14), range(12, 18), range(16, 20)]
+    assert max(map(len, found.windows)) == length - CONTROL_TOKENS - 3
+
+
+def test_what_leaves_no_room_is_told_with_the_tokens_that_are_read(tmp_path: Path) -> None:
+    tokenizer = vocabulary(tmp_path)
+    with pytest.raises(DataError, match=r'question "q" has 5 tokens, and a window of 8 leaves no room'):
+        prepare([question(9, WORDS[0])], tokenizer, Windows(max_query_length=5), 8)
+    assert prepare([question(9, WORDS[0])], tokenizer, Windows(max_query_length=4), 8)[0].windows == [range(1)]
