@@ -395,6 +395,13 @@ def test_a_run_under_way_tells_how_long_it_still_takes(tmp_path: Path) -> None:
     assert "40 of 100" in ended.getvalue() and "2 min" not in ended.getvalue() + shown(folder).text
 
 
+def test_what_is_left_takes_as_long_as_the_last_50_steps(tmp_path: Path) -> None:
+    folder = under_way(tmp_path / "r")
+    slower = [{**line, "seconds": 10.0 if line["step"] <= 10 else 3.0} for line in written.metrics(60)]
+    (folder / "metrics.jsonl").write_text(written.lines(slower))
+    assert "2 min 00 s left" in shown(folder).text, "40 steps of 3 seconds"
+
+
 def test_a_page_of_several_runs_is_written_again_until_the_last_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
