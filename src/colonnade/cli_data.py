@@ -21,7 +21,16 @@ Inputs = Annotated[
     typer.Argument(help="Text files (.txt, .jsonl; .gz, .xz, .bz2, .zst) or folders of them.", show_default=False),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an output that exists.")]
-Key = Annotated[str, typer.Option(help="The key of the text in a .jsonl line.")]
+
+
+def _key(name: str) -> str:
+    """A key that a line can have."""
+    if not name:
+        raise ConfigError("--key is empty. Name the key of the text in a .jsonl line, or leave it out.")
+    return name
+
+
+Key = Annotated[str, typer.Option(help="The key of the text in a .jsonl line.", callback=_key)]
 
 
 class TokenizerKind(StrEnum):

@@ -45,6 +45,15 @@ def test_a_document_counts_once_for_a_test_however_many_of_its_passages_it_share
     assert result.manifest["steps"]["decontaminate"]["histograms"]["contaminated documents"] == {"exam": 1}
 
 
+def test_a_passage_of_several_tests_counts_for_each(run: Run, write_lines: Any, exam: dict[str, str]) -> None:
+    """Whether it is the same in all of them, or one begins within the other."""
+    tests = {**exam, "again": exam["exam"], "end": str(write_lines("end.jsonl", [" ".join(EXAM[10:])]))}
+    result = run(write_lines("in.jsonl", [" ".join([*words(30, 1), *EXAM])]), decontaminate={"tests": tests})
+    contaminated = result.manifest["steps"]["decontaminate"]["histograms"]["contaminated documents"]
+    assert contaminated == dict.fromkeys(tests, 1)
+    assert result.reasons("decontaminate") == {"shares 13-grams with exam": 1}
+
+
 def test_small_edits_do_not_hide_a_passage(run: Run, write_lines: Any, exam: dict[str, str]) -> None:
     edited = [*EXAM]
     edited[20] = "another"
@@ -128,7 +137,7 @@ def test_which_passages_are_looked_for(write_lines: Any, ngram: int, length: int
     tests = read_tests({"exam": str(path)}, ngram=ngram, key="text")
     before, after = words(5, 3), words(5, 4)
     runs = shared_runs([*before, *passage, *after], tests, WordHashes())
-    assert runs == ([Shared("exam", 5, 5 + length)] if looked_for else [])
+    assert runs == ([Shared(("exam",), 5, 5 + length)] if looked_for else [])
     part = passage[: looked_for - 1]
     assert shared_runs([*before, *part, *after], tests, WordHashes()) == []
     alone = write_lines("alone.jsonl", [" ".join(passage)])
@@ -142,7 +151,7 @@ def test_a_short_passage_within_a_long_one_does_not_end_it(write_lines: Any) -> 
     path = write_lines("exam.jsonl", [" ".join(passage), " ".join(passage[2:10])])
     tests = read_tests({"exam": str(path)}, ngram=13, key="text")
     runs = shared_runs([*words(5, 3), *passage, *words(5, 4)], tests, WordHashes())
-    assert runs == [Shared("exam", 5, 18)]
+    assert runs == [Shared(("exam",), 5, 18)]
 
 
 def test_articles_go_by_title(tmp_path: Path, run: Run, write_lines: Any) -> None:

@@ -109,3 +109,24 @@ def test_joining_leaves_what_exists(shards: list[str]) -> None:
     answer = here("data", "merge", shards[0], "--output", shards[1])
     assert answer.status == 2
     assert "exist already. Choose another output, or pass --overwrite." in answer.err
+
+
+@pytest.mark.parametrize("command", ["tokenize", "train-tokenizer", "overlap"])
+def test_a_key_without_a_name_is_told(command: str, tmp_path: Path) -> None:
+    text = tmp_path / "a.jsonl"
+    text.write_text('{"text": "One. Two."}\n')
+    more = {
+        "tokenize": ["--output", tmp_path / "a", "--tokenizer", tmp_path / "tokenizer.json"],
+        "train-tokenizer": ["--output", tmp_path / "t.json", "--vocab-size", 300],
+        "overlap": [text],
+    }
+    answer = here("data", command, text, *more[command], "--key", "")
+    assert answer.status == 2 and answer.err.startswith("colonnade: --key is empty."), answer
+
+
+def test_a_corpus_that_is_not_there_is_told(tmp_path: Path) -> None:
+    exam = tmp_path / "exam.txt"
+    exam.write_text("one two three four five six seven eight nine\n")
+    answer = here("data", "overlap", "https://me:secret@host/corpus", exam)
+    assert answer.status == 2 and "host/corpus does not exist. Name text files, a folder" in answer.err, answer
+    assert "secret" not in answer.err

@@ -22,9 +22,10 @@ from colonnade.corpus.words import WordHashes, ngram_hashes_by_length, spans_of
 
 
 class Shared(NamedTuple):
-    """A run of words that a document shares with an evaluation set."""
+    """A run of words that a document shares with evaluation sets."""
 
-    test: str
+    tests: tuple[str, ...]
+    """By name, in the order in which they come in the document."""
     first: int
     """Number of its first word."""
     stop: int
@@ -60,17 +61,18 @@ class Decontaminate(Step):
         shared = shared_runs(words, self._tests, self._hashes)
         if not shared:
             return None
-        for test in {run.test for run in shared}:
+        for test in {test for run in shared for test in run.tests}:
             account.tally.count("contaminated documents", test)
+        named = shared[0].tests[0]
         detail = f'"{document.text[spans[shared[0].first][0] : spans[shared[0].stop - 1][1]]}"'
         if self.how.action == "remove":
-            return Drop(f"shares {self.how.ngram}-grams with {shared[0].test}", detail)
+            return Drop(f"shares {self.how.ngram}-grams with {named}", detail)
         pieces = self._pieces(document.text, [(spans[run.first][0], spans[run.stop - 1][1]) for run in shared])
         if not pieces:
-            return Drop(f"nothing left beside {self.how.ngram}-grams of {shared[0].test}", detail)
+            return Drop(f"nothing left beside {self.how.ngram}-grams of {named}", detail)
         if len(pieces) > self.how.max_pieces:
-            return Drop(f"in too many pieces beside {self.how.ngram}-grams of {shared[0].test}", detail)
-        account.tally.changed[f"cut around {shared[0].test}"] += 1
+            return Drop(f"in too many pieces beside {self.how.ngram}-grams of {named}", detail)
+        account.tally.changed[f"cut around {named}"] += 1
         return self._as_documents(document, pieces)
 
     def _pieces(self, text: str, cuts: Sequence[tuple[int, int]]) -> list[str]:
@@ -93,11 +95,13 @@ def shared_runs(words: Sequence[str], tests: Sequence[NGrams], hashes: WordHashe
     for test in tests:
         for length, wanted in test.by_length.items():
             starts = np.flatnonzero(contained(ngrams[length], wanted))
-            found += [Shared(test.name, int(start), int(start) + length) for start in starts]
+            found += [Shared((test.name,), int(start), int(start) + length) for start in starts]
     joined: list[Shared] = []
     for run in sorted(found, key=lambda run: (run.first, run.stop)):
         if joined and run.first <= joined[-1].stop:
-            joined[-1] = joined[-1]._replace(stop=max(joined[-1].stop, run.stop))
+            last = joined[-1]
+            tests = last.tests if run.tests[0] in last.tests else (*last.tests, *run.tests)
+            joined[-1] = Shared(tests, last.first, max(last.stop, run.stop))
         else:
             joined.append(run)
     return joined

@@ -160,6 +160,8 @@ def _check_any(path: Path, documents: int, rejected: int, first: str) -> None:
 def _splits(path: Path, tokenizer: Path | None) -> Sequence[InputSplit | TokenSplit]:
     """Tasks of the workers."""
     if not holds_tokens(path):
+        if not path.exists():
+            raise DataError(f"{path} does not exist. Name text files, a folder of them, or the prefix of a token file.")
         return splits_of(str(path), _SPLIT_BYTES)
     file = TokenFile(path)
     file.check_index()
