@@ -100,8 +100,8 @@ def shared_runs(words: Sequence[str], tests: Sequence[NGrams], hashes: WordHashe
     for run in sorted(found, key=lambda run: (run.first, run.stop)):
         if joined and run.first <= joined[-1].stop:
             last = joined[-1]
-            tests = last.tests if run.tests[0] in last.tests else (*last.tests, *run.tests)
-            joined[-1] = Shared(tests, last.first, max(last.stop, run.stop))
+            names = last.tests if run.tests[0] in last.tests else (*last.tests, *run.tests)
+            joined[-1] = Shared(names, last.first, max(last.stop, run.stop))
         else:
             joined.append(run)
     return joined
