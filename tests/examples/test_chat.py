@@ -250,6 +250,9 @@ BAD = {
         {"messages": [TALK[0], {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}]}
     ): "message 2 (assistant) has function_call, which no chat template reads",
     json.dumps({"messages": [TALK[0], {"role": "assistant", "content": " "}]}): "its answers are empty",
+    json.dumps(
+        {"messages": [TALK[0], {**TALK[1], "weight": 0}, TALK[0], {"role": "assistant", "content": ""}]}
+    ): "its answers are empty",
     json.dumps({"messages": [TALK[0], {**TALK[1], "weight": 0.5}]}): "a message of the assistant has the weight 0.5",
     json.dumps(
         {"messages": [TALK[0], {**TALK[1], "weight": False}]}

@@ -400,6 +400,8 @@ def test_what_is_left_takes_as_long_as_the_last_50_steps(tmp_path: Path) -> None
     slower = [{**line, "seconds": 10.0 if line["step"] <= 10 else 3.0} for line in written.metrics(60)]
     (folder / "metrics.jsonl").write_text(written.lines(slower))
     assert "2 min 00 s left" in shown(folder).text, "40 steps of 3 seconds"
+    watch(folder, every=1, once=True, console=Console(file=(terminal := StringIO()), width=100))
+    assert "60 of 100" in terminal.getvalue() and "2 min 00 s" in terminal.getvalue()
 
 
 def test_a_page_of_several_runs_is_written_again_until_the_last_has_ended(

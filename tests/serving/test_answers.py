@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from colonnade.errors import ConfigError
-from colonnade.serving import answers
+from colonnade.serving import answers, ranks
 from colonnade.serving.answers import Writing
 from colonnade.serving.ranks import RemoteModel
 
@@ -22,6 +24,28 @@ def test_prompt_and_text_fit_into_the_models_positions(monkeypatch: pytest.Monke
         ConfigError, match=r"7 new tokens behind a prompt of 5 do not fit into the model's 10 positions"
     ):
         answers._text(trained, Writing([1] * 5, tokens=7))
+
+
+def test_ranks_answer_however_long_nobody_has_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hear from rank 0 meanwhile, and end when it does."""
+    monkeypatch.setattr(ranks, "IDLE_SECONDS", 0.01)
+    shared, answered = list[str](), list[Any]()
+
+    def asked() -> Iterator[str]:
+        while len(shared) < 3:
+            time.sleep(0.01)
+        yield "[1]"
+
+    def share(text: str) -> str:
+        shared.append(text)
+        return text
+
+    def answer(request: Any) -> list[Any]:
+        answered.append(request)
+        return [request]
+
+    ranks.serve(answer, share, asked=cast(Any, asked()), is_first=True)
+    assert answered == [[1]] and shared[-1] == "end" and shared[0] == shared[1] == "idle"
 
 
 def test_a_model_that_is_closed_has_ended() -> None:

@@ -16,11 +16,11 @@ import pytest
 from colonnade.checkpoint.agree import Agreement
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.load import load
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, ColonnadeError
 from colonnade.launch import launch
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import memory_copies, memory_folder, rollbacks, undo
-from colonnade.train.divergence import Divergence
+from colonnade.train.divergence import Divergence, in_force
 from colonnade.train.memory_copies import START, MemoryCopies
 from colonnade.train.memory_folder import folder_for
 from colonnade.train.run_folder import COPIES
@@ -184,6 +184,40 @@ def test_behind_a_divergence_no_copy_and_no_later_checkpoint_is_left(
         copies=MemoryCopies(settings, Mesh(), monitor),
     )
     assert seen == [(0, 10)] and [each.to for each in rollbacks.read(run)] == [10]
+
+
+def test_a_run_that_diverges_again_knows_how_often_it_has_returned(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And which batches it has passed over: they do not come again."""
+    run = tmp_path / "run"
+    (run / "checkpoints" / "step_00000010").mkdir(parents=True)
+    monkeypatch.setattr(undo, "return_to_newest", lambda *_: None)
+    settings = load(
+        config, ["checkpoint.keep=9", "divergence.then=roll_back", "divergence.healthy_for=5", "divergence.tries=2"]
+    )
+    monitor: Any = SimpleNamespace(event=lambda *_, **__: None, say=lambda text: None)
+    copies = MemoryCopies(settings, Mesh(), monitor)
+
+    def diverge(step: int) -> None:
+        undo.roll_back(
+            Divergence(step=step, first=step, reason="is not finite"),
+            cast(Any, None),
+            cast(Any, SimpleNamespace(wait_out=lambda state: None)),
+            config=settings,
+            mesh=Mesh(),
+            corpus=cast(Any, None),
+            monitor=monitor,
+            copies=copies,
+        )
+
+    for step in (22, 24):
+        diverge(step)
+    known = rollbacks.read(run)
+    assert [(each.to, each.skip) for each in known] == [(10, 22 - 10), (10, 24 - 10)] and in_force(known) == known
+    with pytest.raises(ColonnadeError, match="It has returned 2 times already"):
+        diverge(26)
+    assert rollbacks.read(run) == known
 
 
 def test_a_return_forgets_copies_though_nothing_says_which_count(config: Path, tmp_path: Path, memory: Path) -> None:

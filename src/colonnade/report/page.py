@@ -100,6 +100,16 @@ def state_of(run: Record) -> str:
     return state.replace(" ", "-")
 
 
+def seconds_left(run: Record) -> float | None:
+    """How long the steps that are left of a run take if they are as long as its last 50; None of a run that does not go
+    on, and where that is not known.
+    """
+    seconds = run.columns.get("seconds")
+    if state_of(run) != "running" or seconds is None or not run.planned:
+        return None
+    return float(seconds[-50:].mean()) * max(0.0, run.planned - float(run.steps[-1]))
+
+
 def _state(run: Record) -> str:
     state = state_of(run)
     if state != "running":
@@ -113,7 +123,9 @@ def _tiles(run: Record) -> list[Html]:
     if len(run.steps):
         of = f"of {run.planned:,}" if run.planned else ""
         tiles.append(tile("step", f"{run.steps[-1]:,.0f}", of))
-        tiles.append(tile("training", length_of_time(float(run.hours[-1]) * 3600), _left(run)))
+        left = seconds_left(run)
+        note = "" if left is None else f"{length_of_time(left)} left"
+        tiles.append(tile("training", length_of_time(float(run.hours[-1]) * 3600), note))
     if "loss" in numbers:
         tiles.append(tile("loss", f"{numbers['loss']:.4f}", "nats per token"))
     if "validation_loss" in numbers:
@@ -127,13 +139,6 @@ def _tiles(run: Record) -> list[Html]:
     if "mfu" in numbers:
         tiles.append(tile("MFU", percent(numbers["mfu"]), "of the devices' peak"))
     return tiles
-
-
-def _left(run: Record) -> str:
-    seconds = run.columns.get("seconds")
-    if state_of(run) != "running" or seconds is None or not run.planned:
-        return ""
-    return f"{length_of_time(float(seconds[-50:].mean()) * max(0.0, run.planned - run.steps[-1]))} left"
 
 
 def _notes(runs: Sequence[Record]) -> list[Html]:

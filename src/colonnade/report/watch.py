@@ -17,7 +17,7 @@ from colonnade.drawing.thin import thin
 from colonnade.errors import ConfigError
 from colonnade.report.charts import final
 from colonnade.report.happened import details, steps_of
-from colonnade.report.page import STATES, state_of
+from colonnade.report.page import STATES, seconds_left, state_of
 from colonnade.report.record import Record, read_run
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -71,12 +71,10 @@ def _numbers(run: Record) -> Table:
     table = Table.grid(padding=(0, 3))
     cells: list[tuple[str, str]] = []
     if len(run.steps):
-        seconds = float(run.columns["seconds"][-50:].mean()) if "seconds" in run.columns else np.nan
-        goes_on = run.planned and state_of(run) == "running"
-        left = length_of_time(seconds * max(0.0, run.planned - run.steps[-1])) if goes_on else "–"
+        left = seconds_left(run)
         cells = [
             ("step", f"{run.steps[-1]:,.0f} of {run.planned:,}" if run.planned else f"{run.steps[-1]:,.0f}"),
-            ("left", left),
+            ("left", "–" if left is None else length_of_time(left)),
         ]
     known: Sequence[tuple[str, str, Callable[[float], str]]] = (
         ("loss", "loss", lambda x: f"{x:.4f}"),
