@@ -212,6 +212,15 @@ def test_an_encoder_without_a_head_may_have_the_prefix(copied: Callable[[str], P
     assert torch.equal(found["embedding.tokens.weight"], state["bert.embeddings.word_embeddings.weight"])
 
 
+def test_an_encoder_has_the_head_that_its_files_have(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    """Whichever class its config.json names."""
+    state = tensors(folder := copied("bert"))
+    change(folder, architectures=["BertModel"])
+    converted(folder, tmp_path / "ours")
+    found = whole_tensors(tmp_path / "ours")
+    assert torch.equal(found["head.order.weight"], state["cls.seq_relationship.weight"])
+
+
 def test_old_names_of_norms_and_a_second_name_alone_are_read(copied: Callable[[str], Path], tmp_path: Path) -> None:
     """As the first BERT on the hub; and a file that holds a tied table under its other name."""
     state = tensors(folder := copied("bert"))

@@ -222,13 +222,17 @@ def test_the_page_of_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     assert answer.status == 2 and "has no manifest.json. Name the write.folder of a run." in answer.err
 
 
-def test_token_files_of_each_part(tmp_path: Path, run: Run, write_lines: Any, tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("compression", ["none", "gz", "zst"])
+def test_token_files_of_each_part(
+    tmp_path: Path, run: Run, write_lines: Any, tokenizer: Tokenizer, compression: str
+) -> None:
     tokenizer.save(tmp_path / "tokenizer.json")
     texts = [f"document {number}" for number in range(40)]
     result = run(
         write_lines("in.jsonl", texts),
         run={"tokenizer": str(tmp_path / "tokenizer.json"), "piece_bytes": 300},
         split={"shares": {"train": 1.0, "test": 1.0}},
+        write={"compression": compression},
         tokenize={},
     )
     for part in ("train", "test"):

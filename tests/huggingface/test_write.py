@@ -1,9 +1,12 @@
-"""Which file each tensor is written into."""
+"""Which file each tensor is written into, and numbers for which its type has no room."""
+
+import math
 
 import pytest
 import torch
 
-from colonnade.huggingface.write import Planned, index_of, plan_files
+from colonnade.errors import CheckpointError
+from colonnade.huggingface.write import Planned, index_of, narrowed, plan_files
 
 
 @pytest.mark.parametrize(
@@ -23,3 +26,12 @@ def test_a_tensor_larger_than_a_file_may_be_has_one_of_its_own(sizes: list[int],
     assert [each for file in found for each in file.tensors] == tensors
     index = index_of(found)
     assert index is None if len(files) == 1 else all(file.name in str(index) for file in found)
+
+
+@pytest.mark.parametrize("value", [1e5, -1e5])
+def test_a_number_that_would_be_infinite_is_refused_on_both_sides_of_zero(value: float) -> None:
+    with pytest.raises(CheckpointError, match=rf"^up has the value {value:g}, and float16 has room for at most 65504"):
+        narrowed(torch.tensor([1.0, value]), torch.float16, "up")
+    largest = math.copysign(65504, value)
+    assert narrowed(torch.tensor([1.0, largest]), torch.float16, "up").tolist() == [1.0, largest]
+    assert narrowed(torch.tensor([value * float("inf")]), torch.float16, "up").isinf().all(), "it was infinite before"

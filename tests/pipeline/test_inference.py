@@ -63,7 +63,7 @@ def inference(model: Watched, pp: Axis, virtual_stages: int, owner: Owner) -> In
     return Inference([Chunk(units(each), model, owner) for each in held], model, pp, owner)
 
 
-@pytest.mark.parametrize(("size", "virtual_stages"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(("size", "virtual_stages"), [(2, 1), (3, 2), (1, 2)])
 @pytest.mark.parametrize("kind", [Toy, Pair])
 def test_the_last_stage_has_what_goes_into_the_loss(kind: type[Watched], size: int, virtual_stages: int) -> None:
     def on_a_rank(rank: int, num_ranks: int) -> list[tuple[Tensor, ...] | None]:
