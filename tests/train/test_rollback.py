@@ -314,6 +314,25 @@ def test_a_run_that_cannot_return_by_itself_says_so(config: Path, then: str, mor
     assert [event["reason"][:6] for event in told.of("no rollback")] == ["step 3"] * len(more)
 
 
+def test_nothing_is_lost_where_a_run_does_not_return_for_want_of_data(config: Path, tmp_path: Path) -> None:
+    """Its checkpoints stay, and what is told begins with the divergence."""
+    run, told = tmp_path / "run", Told()
+    keys = ["data.order=all_epochs", "data.epochs=1", f"run.folder={run}", "checkpoint.keep=9", *RUN[3:]]
+    corpus = open_corpus(load(config, ["data.order=all_epochs", "data.epochs=100"]))
+    steps = len(corpus.datasets.train) // 4
+    assert here("train", config, *keys, f"train.steps={steps}").status == 0
+    before, settings = snapshot(run), load(config, [*keys, f"train.steps={steps}"])
+    saving = SimpleNamespace(wait_out=lambda _: None)
+    given: Any = {"config": settings, "mesh": Mesh(), "corpus": open_corpus(settings), "monitor": told, "copies": None}
+    with pytest.raises(
+        ColonnadeError,
+        match=rf"^step {steps} has loss nan: the run has diverged\. It does not return to step_\d+, to .*: Up to "
+        rf"train\.steps = {steps}, behind step .* Set train\.steps to ",
+    ):
+        roll_back(Divergence(steps, steps, "has loss nan"), None, saving, **given)  # type: ignore[arg-type]
+    assert snapshot(run) == before and len(told.of("no rollback")) == 1
+
+
 @pytest.mark.slow
 def test_data_that_end_end_the_run_instead(config: Path, tmp_path: Path) -> None:
     """As many epochs as the run needs, and no batch more: none may be passed over."""

@@ -1,19 +1,22 @@
 """A run that has diverged returns to a healthy checkpoint by itself, or ends with the reason why it does not."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
 from colonnade.checkpoint.folders import discard_after
+from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.config.schema import Config
-from colonnade.errors import ColonnadeError
+from colonnade.errors import CheckpointError, ColonnadeError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks
 from colonnade.train.corpus import Corpus
-from colonnade.train.divergence import NO_ROLLBACK, ROLLED_BACK, Divergence, Rollback, decide
+from colonnade.train.divergence import NO_ROLLBACK, ROLLED_BACK, Divergence, Rollback, decide, stopped
 from colonnade.train.memory_copies import MemoryCopies
+from colonnade.train.metadata import metadata_of
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import TrainState
@@ -38,7 +41,7 @@ def roll_back(
     monitor.event("diverged", step=found.step, first_sign=found.first, reason=found.reason, then=then)
     try:
         saving.wait_out(state)
-        rollback = _decided(found, run, config, mesh)
+        rollback = _decided(found, run, config, mesh, corpus)
     except ColonnadeError as error:
         if then == "roll_back":
             monitor.event(NO_ROLLBACK, step=found.step, reason=str(error))
@@ -71,10 +74,30 @@ def _clear_moments_(state: TrainState) -> None:
             moment.zero_()
 
 
-def _decided(found: Divergence, run: Path, config: Config, mesh: Mesh) -> Rollback:
-    """The same on all ranks: of the checkpoints that rank 0 sees, and with the name that it gives."""
+def _decided(found: Divergence, run: Path, config: Config, mesh: Mesh, corpus: Corpus) -> Rollback:
+    """The same on all ranks: of the checkpoints that rank 0 sees, and with the name that it gives. ColonnadeError where
+    the run does not return.
+    """
     past = rollbacks.read_together(run, mesh.world)
     seen = json.dumps([uuid4().hex, *checkpoints_in(checkpoints(run))]) if mesh.rank == 0 else ""
     name, *saved = json.loads(gather_texts(seen, mesh.world)[0])
     decided = decide(found, saved, past, config.divergence, folder=config.run.folder)
-    return decided.model_copy(update={"id": name})
+    decided = decided.model_copy(update={"id": name})
+    short = json.dumps(_too_short(decided, past, config, corpus)) if mesh.rank == 0 else ""
+    if reason := json.loads(gather_texts(short, mesh.world)[0]):
+        raise stopped(found, f"It does not return to {folder_name(decided.to)}, to {decided}, for then: {reason}")
+    return decided
+
+
+def _too_short(rollback: Rollback, past: Sequence[Rollback], config: Config, corpus: Corpus) -> str:
+    """Why the data would end before the run behind a rollback; "" where they do not, or where nobody knows."""
+    try:
+        checkpoint = checkpoints_in(checkpoints(Path(config.run.folder)))[rollback.to]
+        metadata = metadata_of(checkpoint, read_manifest(checkpoint))
+    except CheckpointError:
+        return ""  # reading the state says so
+    try:
+        rollbacks.check_left(config, corpus, metadata, [*past, rollback])
+    except ColonnadeError as error:
+        return str(error)
+    return ""
