@@ -133,6 +133,18 @@ def test_what_does_not_go_together_and_what_is_missing(whole: dict[str, dict[str
         assert part in said
 
 
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [("undefined", "undefined"), ("a\0b", r"a\u0000b"), ("idna", "idna"), ("utf-16", "utf-16")],
+)
+def test_an_encoding_by_which_no_lines_can_be_read_is_told(
+    whole: dict[str, dict[str, object]], encoding: str, said: str
+) -> None:
+    """Also one that Python knows by name, and names that are none."""
+    found = problems({**whole, "read": {**whole["read"], "encoding": encoding}})
+    assert f'read.encoding = "{said}" is not a text encoding that' in found and "1 problem\n" in found
+
+
 def test_steps_that_would_keep_nothing_are_told(whole: dict[str, dict[str, object]]) -> None:
     tokens = {"run": {"tokenizer": whole["read"]["paths"][0]}}  # type: ignore[index]
     language = {"keep": ["en"], "thresholds": {"en": 0.5, "fr": 0.5}}

@@ -95,15 +95,16 @@ def _disagreements(recipe: Recipe) -> Iterator[str]:
             yield f'split.shares has a part "{name}", which is no name for a folder here. Use letters and digits.'
     if recipe.read and not _is_encoding(recipe.read.encoding):
         yield (
-            f'read.encoding = "{recipe.read.encoding}" is not an encoding that Python knows and that ends lines with '
-            'one byte. Use "utf-8", or convert the files.'
+            f"read.encoding = {as_toml(recipe.read.encoding)} is not a text encoding that Python can decode and "
+            'that ends lines with one byte. Use "utf-8", or convert the files.'
         )
 
 
 def _is_encoding(name: str) -> bool:
+    """Whether lines end with one byte in it, and what is damaged can be replaced."""
     try:
-        return "\n".encode(name) == b"\n"
-    except LookupError:
+        return "\n".encode(name) == b"\n" and b"\n".decode(name, "replace") == "\n"
+    except (LookupError, ValueError):  # not known; no name, or refused by the encoding itself: undefined, idna
         return False
 
 
