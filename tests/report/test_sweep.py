@@ -58,6 +58,18 @@ def test_less_loss_is_better(tmp_path: Path) -> None:
     assert [group.values["optim.learning_rate"] for group in found.groups] == [2e-5, 1e-5]
 
 
+@pytest.mark.parametrize("name", ["loss/web.v1", "loss/data/web.v1"])
+def test_a_score_of_a_data_set_with_a_dot_in_its_name_is_a_score(tmp_path: Path, name: str) -> None:
+    """And no key, by whose value each seed would be a setting of its own."""
+    points = [point(1e-5, seed, 0.8, **{name: 2.0 + seed}) for seed in (1, 2)]
+    found = read_sweep_folder(write(tmp_path / "s", points, score=name, task="rte"))
+    (group,) = found.groups
+    assert found.score == name and group.values == {"optim.learning_rate": 1e-5}
+    assert group.scores[name].numbers == [3.0, 4.0]
+    (row,) = csv.DictReader(as_csv(found).splitlines())
+    assert row["runs"] == "2" and row[f"{name} median"] == "3.5"
+
+
 def test_the_page(sweep: Path) -> None:
     read = Reader(sweep_page(read_sweep_folder(sweep)))
     text = read.text

@@ -111,12 +111,17 @@ def is_sweep(folder: Path) -> bool:
 
 
 def is_score(name: str) -> bool:
-    """Whether a column of the summary is a score: keys have a dot."""
-    return name not in _OWN and "." not in name
+    """Whether a column of the summary is a score."""
+    return name not in _OWN and not _is_key(name)
+
+
+def _is_key(name: str) -> bool:
+    """Keys have a dot. Scores have one at most behind a `/`, in the name of a data set: `loss/web.v1`."""
+    return "." in name.partition("/")[0]
 
 
 def _values(point: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in point.items() if "." in key and key != SEED}
+    return {key: value for key, value in point.items() if _is_key(key) and key != SEED}
 
 
 def read_sweep_folder(folder: Path, task: str | None = None) -> SweepRecord:
