@@ -3589,9 +3589,9 @@ MUTATIONS = [
         ("tests/train/test_save_retries.py",),
     ),
     Mutation(
-        "the best setting of a sweep may be one that diverged",
+        "the best setting of a sweep may be one that diverged or failed",
         "train/tuning.py",
-        "if outcome.scores is not None and score in outcome.scores and outcome.state != DIVERGED:",
+        "if outcome.scores is not None and score in outcome.scores and outcome.state in COUNTED:",
         "if outcome.scores is not None and score in outcome.scores:",
         ("tests/train/test_sweep.py",),
     ),

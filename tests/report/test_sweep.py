@@ -38,6 +38,7 @@ def write(folder: Path, points: list[dict[str, Any]], score: str = "accuracy", t
 def sweep(tmp_path: Path) -> Path:
     points = [point(rate, seed, each) for rate, scores in SCORES.items() for seed, each in enumerate(scores)]
     points.append(point(2e-5, 9, 0.1, "diverged", reason="loss is not finite"))
+    points.append(point(2e-5, 10, 0.2, "failed", reason="exit status 137"))
     points.append(point(3e-5, 1, None, "failed", reason=EVIL))
     return write(tmp_path / "sweep", points)
 
@@ -73,7 +74,7 @@ def test_a_score_of_a_data_set_with_a_dot_in_its_name_is_a_score(tmp_path: Path,
 def test_the_page(sweep: Path) -> None:
     read = Reader(sweep_page(read_sweep_folder(sweep)))
     text = read.text
-    for words in ("8 points: 6 finished, 1 diverged, 1 failed", "0.8500", "0.8100 to 0.8600", "0.0265", "BERT 3.9B",
+    for words in ("9 points: 6 finished, 1 diverged, 2 failed", "0.8500", "0.8100 to 0.8600", "0.0265", "BERT 3.9B",
                   "0.9140", "mismatched", "loss is not finite", "alert(1)",
                   "this sweep: optim.learning_rate = 2e-05", "deviation 2e-05 3 "):  # fmt: skip
         assert words in text, words

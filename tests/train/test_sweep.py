@@ -295,12 +295,21 @@ def test_of_losses_the_lowest_median_is_the_best_and_of_other_scores_the_highest
     assert [each.median for each in settings_of(outcomes, "f1")] == [4.0, 2.0, 1.6]
 
 
-def test_a_run_that_diverged_behind_a_good_evaluation_is_none_of_the_best() -> None:
+@pytest.mark.parametrize("other", ["diverged", "failed"])
+def test_a_run_that_diverged_or_failed_behind_a_good_evaluation_is_not_counted(other: str) -> None:
+    """Neither as a setting nor beside the runs of its own that have ended well."""
     outcomes = [
-        Outcome(Point("point", {"optim.learning_rate": rate}, {}), state, scores={"accuracy": accuracy})
-        for rate, state, accuracy in ((0.1, "diverged", 0.9), (0.2, "finished", 0.5))
+        Outcome(Point("point", {"optim.learning_rate": rate, SEED: seed}, {}), state, scores={"accuracy": accuracy})
+        for rate, seed, state, accuracy in (
+            (0.1, 1, other, 0.9),
+            (0.2, 1, "finished", 0.5),
+            (0.2, 2, "stopped early", 0.6),
+            (0.2, 3, other, 0.9),
+        )
     ]
-    assert [each.values for each in settings_of(outcomes, "accuracy")] == [{"optim.learning_rate": 0.2}]
+    (setting,) = settings_of(outcomes, "accuracy")
+    assert setting.values == {"optim.learning_rate": 0.2}
+    assert (setting.points, setting.median, setting.lowest, setting.highest) == (2, 0.55, 0.5, 0.6)
 
 
 @pytest.mark.parametrize("score", ["perplexity", "bits_per_byte", "masked_loss", "loss/news"])

@@ -23,7 +23,7 @@ from colonnade.drawing.scale import length_of_time, scale_of, short
 from colonnade.errors import ConfigError, hidden
 from colonnade.report.published import PUBLISHED, SOURCE, Published
 from colonnade.train.sweep import SEED, less_is_better
-from colonnade.train.tuning import DIVERGED, FAILED, SUMMARY
+from colonnade.train.tuning import COUNTED, DIVERGED, FAILED, SUMMARY
 
 _OWN = frozenset({"point", "state", "reason", "step", "seconds"})
 
@@ -84,7 +84,7 @@ class SweepRecord:
         """The settings, the best first."""
         found: dict[str, list[dict[str, Any]]] = {}
         for point in self.points:
-            if point["state"] != DIVERGED and _is_number(point.get(self.score)):
+            if point["state"] in COUNTED and _is_number(point.get(self.score)):
                 found.setdefault(json.dumps(_values(point), sort_keys=True), []).append(point)
         groups = [
             Group(

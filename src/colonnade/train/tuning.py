@@ -40,7 +40,9 @@ from colonnade.train.side_by_side import Run, Share, is_interrupted, last_line, 
 from colonnade.train.sweep import SEED, Point, Sweep, changed, less_is_better
 
 FINISHED, STOPPED, DIVERGED, FAILED = "finished", "stopped early", "diverged", "failed"
-ENDED = (FINISHED, STOPPED, DIVERGED)
+COUNTED = (FINISHED, STOPPED)
+"""States of a point whose scores count: the others were not trained to their end."""
+ENDED = (*COUNTED, DIVERGED)
 """States of a point that is not run again."""
 SCORES = ("accuracy", "spearman", "f1", "exact", "matthews")
 """In the order of preference, where [sweep] names none. Of all of them more is better."""
@@ -251,7 +253,7 @@ class Setting:
 
     values: Mapping[str, Any]
     points: int
-    """That have a score."""
+    """That have ended well and have a score."""
     median: float
     lowest: float
     highest: float
@@ -266,7 +268,7 @@ def settings_of(outcomes: Iterable[Outcome], score: str) -> list[Setting]:
     """The settings with a score, the best first."""
     groups: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in outcomes:
-        if outcome.scores is not None and score in outcome.scores and outcome.state != DIVERGED:
+        if outcome.scores is not None and score in outcome.scores and outcome.state in COUNTED:
             groups.setdefault(outcome.point.setting, []).append(outcome)
     found = []
     for group in groups.values():
