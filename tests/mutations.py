@@ -1236,9 +1236,9 @@ MUTATIONS = [
     ),
     Mutation(
         "the last sample of a run may be missing",
-        "train/corpus.py",
-        "wanted = -(-end * curriculum.unit // curriculum.seq_length)",
-        "wanted = end * curriculum.unit // curriculum.seq_length",
+        "data/curriculum_dataset.py",
+        "-(-end * curriculum.unit // curriculum.seq_length)",
+        "end * curriculum.unit // curriculum.seq_length",
         ("tests/train/test_corpus.py",),
     ),
     Mutation(
@@ -3156,8 +3156,8 @@ MUTATIONS = [
     Mutation(
         "batches that were passed over count as there",
         "train/corpus.py",
-        "    end = curriculum.steps(max(0, config.train.steps - step), position)\n",
-        "    end = curriculum.steps(max(0, config.train.steps - step))\n",
+        "        used = training.used(curriculum.steps(steps, position), curriculum)\n",
+        "        used = training.used(curriculum.steps(steps), curriculum)\n",
         ("tests/train/test_corpus.py",),
     ),
     Mutation(
@@ -5096,8 +5096,8 @@ MUTATIONS = [
     Mutation(
         "a blend whose epochs are shuffled as one ends with a TypeError",
         "train/corpus.py",
-        'if config.data.order != "all_epochs" or config.data.epochs is None:',
-        "if config.data.order != 'all_epochs' and config.data.epochs is None:",
+        "if epochs is not None and each[1] > len(each[0]) * epochs",
+        "if each[1] > len(each[0]) * epochs",
         ("tests/train/test_corpus.py",),
     ),
     Mutation(
@@ -5701,8 +5701,8 @@ MUTATIONS = [
     Mutation(
         "a run that is longer than its epochs is told one step too few",
         "train/corpus.py",
-        "last = step + bisect_right(left,",
-        "last = step + bisect_left(left,",
+        "last = step + bisect_left(range(1, steps + 1), True,",
+        "last = step + bisect_left(range(2, steps + 1), True,",
         ("tests/train/test_corpus.py",),
     ),
     Mutation(
@@ -6044,6 +6044,34 @@ MUTATIONS = [
         "    if reason := json.loads(gather_texts(short, mesh.world)[0]):\n",
         "    if (reason := json.loads(gather_texts(short, mesh.world)[0])) and not reason:\n",
         ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
+        "deferred weight gradients of a step before are summed again",
+        "pipeline/chunk.py",
+        "for unit, queue in self._deferred.pop(microbatch, []):",
+        "for unit, queue in self._deferred.get(microbatch, []):",
+        ("tests/pipeline/test_chunk.py",),
+    ),
+    Mutation(
+        "behind a rare sample of a blend the frequent data sets skip one",
+        "data/blend.py",
+        "inner = order.locate((before if rare else positions - before)[chosen])",
+        "inner = order.locate((before if rare else positions)[chosen])",
+        ("tests/data/test_blend.py",),
+    ),
+    Mutation(
+        "geglu_tanh gates by the exact GELU",
+        "model/mlp.py",
+        '"geglu_tanh": "tanh"',
+        '"geglu_tanh": "none"',
+        ("tests/model/test_mlp.py",),
+    ),
+    Mutation(
+        "a run may begin that uses up the samples of a shorter length in its middle",
+        "data/phased_dataset.py",
+        "-(-stop * curriculum.unit // phase.seq_length)",
+        "-(-stop * curriculum.unit // curriculum.seq_length)",
+        ("tests/train/test_corpus.py",),
     ),
 ]
 

@@ -53,6 +53,15 @@ def test_rare_data_sets_are_in_proportion_too() -> None:
     assert blend.counts(blend.total).tolist() == list(blend.weights)
 
 
+def test_behind_a_rare_sample_the_frequent_ones_go_on_where_they_were() -> None:
+    blend = Blend([10**6, 2 * 10**6, 1])
+    place = blend.locate(np.arange(1_499_000, 1_501_000))
+    assert (place.sets == 2).sum() == 1, "the rare sample is among them"
+    for number, first in enumerate(blend.counts(1_499_000).tolist()):
+        indices = place.indices[place.sets == number]
+        assert indices.tolist() == list(range(first, first + len(indices)))
+
+
 def test_a_rare_data_set_comes_when_half_of_a_sample_is_due() -> None:
     blend = Blend([10**9, 1])
     assert [blend.counts(position)[1] for position in (0, 5 * 10**8 - 1, 5 * 10**8 + 1, 15 * 10**8 + 5)] == [0, 0, 1, 2]

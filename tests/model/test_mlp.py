@@ -1,13 +1,16 @@
 """The MLP against torch's Linear, GELU, Linear."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from colonnade.config.model import ModelConfig
 from colonnade.errors import LayoutError
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import build_mesh, paper_mesh
+from colonnade.mesh.mesh import Axis, build_mesh, paper_mesh
 from colonnade.model.mlp import MLP
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
@@ -41,6 +44,33 @@ def beside_torch(rank: int, num_ranks: int) -> None:
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
 def test_mlp_is_torchs(tp_size: int) -> None:
     run_on_ranks(beside_torch, tp_size)
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [
+        ("swiglu", nn.functional.silu),
+        ("geglu_tanh", partial(nn.functional.gelu, approximate="tanh")),
+        ("relu", nn.functional.relu),
+    ],
+)
+def test_other_activations_are_torchs_and_gate_where_they_do(
+    activation: str, function: Callable[[Tensor], Tensor]
+) -> None:
+    model = ModelConfig(hidden_size=HIDDEN, ffn_hidden_size=FFN, activation=activation)
+    mlp = MLP(model, Parallel(Axis("tp"))).double()
+    with torch.no_grad():
+        for number, parameter in enumerate(mlp.parameters()):
+            parameter.copy_(drawn(*parameter.shape, seed=number))
+    x, weights = drawn(5, 3, HIDDEN, seed=9), dict(mlp.named_parameters())
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+    up = linear("up", x)
+    inside = function(up) if mlp.gate is None else function(linear("gate", x)) * up
+    assert (mlp.gate is None) == (activation == "relu")
+    torch.testing.assert_close(mlp(x), linear("down", inside), rtol=1e-12, atol=1e-12)
 
 
 def test_a_width_that_tp_does_not_divide_is_refused() -> None:

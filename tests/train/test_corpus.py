@@ -11,6 +11,8 @@ import pytest
 
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
+from colonnade.data.curriculum_dataset import CurriculumDataset
+from colonnade.data.phased_dataset import PhasedDataset
 from colonnade.data.sidecar import sidecar_path
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import ColonnadeError, ConfigError, DataError
@@ -104,25 +106,59 @@ def test_a_blends_vocabulary_is_its_largest(monkeypatch: pytest.MonkeyPatch) -> 
     assert module.vocab_size_of(stub, None) == 500
 
 
+def samples_of_length(seq_length: int, count: int) -> Any:
+    """Stands for a dataset of so many samples."""
+
+    class Samples:
+        def __init__(self) -> None:
+            self.seq_length = seq_length
+
+        def __len__(self) -> int:
+            return count
+
+    return Samples()
+
+
 def test_a_part_of_a_sample_is_a_sample(corpus: TinyCorpus, tmp_path: Path) -> None:
     """Ten samples of 16 tokens, one epoch: 40 steps of 4 tokens are all there is."""
     curriculum = Curriculum([0, 10_000], [4, 16], [1, 1])
-    datasets: Any = SimpleNamespace(train=range(10))
+    training = CurriculumDataset(samples_of_length(16, 10), curriculum)
     for steps in (40, 41):
         settings = config(corpus, tmp_path, f"train.steps={steps}", "data.order=all_epochs", "data.epochs=1")
         assert curriculum.steps(steps) * curriculum.unit == 4 * steps
         with nullcontext() if steps == 40 else pytest.raises(ConfigError, match="takes 11 samples"):
-            module.check_length(settings, datasets, curriculum)
+            module.check_length(settings, training, curriculum)
+
+
+def test_samples_that_are_made_at_a_shorter_length_are_used_up_by_its_sequences(
+    corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    """Ten examples: sequences of half the length take ten, though their positions are those of five whole ones."""
+    curriculum = Curriculum([0, 6 * 16], [8, 16], [2, 2])
+    training = PhasedDataset({8: samples_of_length(8, 10), 16: samples_of_length(16, 10)}, curriculum)
+    keys = ["data.order=all_epochs", "data.epochs=1"]
+    assert [phase.begin for phase in curriculum.phases] == [0, 12], "six steps of two, and all examples are two too few"
+    module.check_length(config(corpus, tmp_path, "train.steps=5", *keys), training, curriculum)
+    for steps, step, position in ((6, 0, 0), (9, 0, 0), (9, 4, 8), (9, 5, 10)):
+        settings = config(corpus, tmp_path, f"train.steps={steps}", *keys)
+        told = r"12 samples of 8 tokens, but data\.epochs = 1 epochs of 10 samples are 10\. Set train\.steps to 5 "
+        with pytest.raises(ConfigError, match=told):
+            module.check_length(settings, training, curriculum, step=step, position=position)
+    longer = Curriculum([0, 4 * 16], [8, 16], [2, 2])
+    training = PhasedDataset({8: samples_of_length(8, 10), 16: samples_of_length(16, 10)}, longer)
+    module.check_length(config(corpus, tmp_path, "train.steps=7", *keys), training, longer)
+    with pytest.raises(ConfigError, match=r"takes 12 samples of 16 tokens, .* Set train\.steps to 7 "):
+        module.check_length(config(corpus, tmp_path, "train.steps=8", *keys), training, longer)
 
 
 def test_batches_that_were_passed_over_are_not_there_any_more(corpus: TinyCorpus, tmp_path: Path) -> None:
     """Ten samples, a batch of one: five steps are left to a run that has read five, and four where one was skipped."""
     curriculum = Curriculum([0], [4], [1])
-    datasets: Any = SimpleNamespace(train=range(10))
+    training = PhasedDataset({4: samples_of_length(4, 10)}, curriculum)
     settings = config(corpus, tmp_path, "train.steps=10", "data.order=all_epochs", "data.epochs=1")
     for position in (5, 6):
         with nullcontext() if position == 5 else pytest.raises(ConfigError, match="takes 11 samples"):
-            module.check_length(settings, datasets, curriculum, step=5, position=position)
+            module.check_length(settings, training, curriculum, step=5, position=position)
 
 
 def test_a_file_that_is_split_is_read_once(corpus: TinyCorpus, tmp_path: Path) -> None:

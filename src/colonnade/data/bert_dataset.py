@@ -23,7 +23,16 @@ from numpy.typing import NDArray
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import Dataset, FileDataset, NoSampleError, Passes, Positions, check_text, passes_of
+from colonnade.data.datasets import (
+    Dataset,
+    FileDataset,
+    NoSampleError,
+    Passes,
+    Positions,
+    TrainingDataset,
+    check_text,
+    passes_of,
+)
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.indexed import TokenFile
 from colonnade.data.masking import Flags, Integers, Masking, WordPieces, choose, shown_to_model
@@ -218,6 +227,6 @@ class PairSamples:
         _check_sentences(file, seq_length)
         return BertDataset(file, documents, seq_length, pieces=self.pieces, seed=self.seed, cut=self.cut)
 
-    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> Dataset:
+    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> TrainingDataset:
         """Pairs are built at each phase's own length: a sample cut in pieces would be none."""
         return PhasedDataset({length: of_length(length) for length in curriculum.lengths}, curriculum)

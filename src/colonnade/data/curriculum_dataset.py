@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from colonnade.data.curriculum import Curriculum, Phase
@@ -19,6 +21,10 @@ class CurriculumDataset:
     def __len__(self) -> int:
         """Positions of one pass."""
         return len(self.dataset) * (self.seq_length // self.curriculum.unit)
+
+    def used(self, end: int, curriculum: Curriculum) -> Iterator[tuple[Dataset, int]]:
+        """Whole samples, whichever of their pieces are read."""
+        yield self.dataset, -(-end * curriculum.unit // curriculum.seq_length)
 
     def rows(self, positions: Positions) -> Rows:
         """The sequences at positions [b], all of one phase: [b, the phase's length]."""

@@ -8,7 +8,7 @@ No document is in two of the parts. Which samples are made of documents is a `Sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -60,6 +60,14 @@ class Dataset(Protocol):
         ...
 
 
+class TrainingDataset(Dataset, Protocol):
+    """Samples by the positions of a curriculum."""
+
+    def used(self, end: int, curriculum: Curriculum) -> Iterator[tuple[Dataset, int]]:
+        """How many samples of which dataset are read up to a position, under a curriculum of the same lengths."""
+        ...
+
+
 class SplitDataset(Dataset, Protocol):
     """Samples of runs of documents."""
 
@@ -89,7 +97,7 @@ class SampleKind(Protocol):
         """
         ...
 
-    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> Dataset:
+    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> TrainingDataset:
         """What is trained on, by the positions of a curriculum, given datasets of samples of any length."""
         ...
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import Dataset
+from colonnade.data.datasets import Dataset, TrainingDataset
 from colonnade.data.indexed import TokenFile, Tokens
 from colonnade.data.made_dataset import MadeDataset
 from colonnade.data.phased_dataset import PhasedDataset
@@ -248,6 +248,6 @@ class ExampleSamples:
     def dataset(self, file: TokenFile, documents: range, seq_length: int, *, vocab_size: int) -> ExampleDataset:
         return ExampleDataset(file, documents, seq_length, vocab_size=vocab_size, reading=self.reading)
 
-    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> Dataset:
+    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> TrainingDataset:
         """Texts are cut and padded at each phase's own length."""
         return PhasedDataset({length: of_length(length) for length in curriculum.lengths}, curriculum)

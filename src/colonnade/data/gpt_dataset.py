@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 from colonnade.config.schema import DataConfig
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.curriculum_dataset import CurriculumDataset
-from colonnade.data.datasets import Dataset, FileDataset, NoSampleError, Passes, Positions, check_text, passes_of
+from colonnade.data.datasets import (
+    Dataset,
+    FileDataset,
+    NoSampleError,
+    Passes,
+    Positions,
+    TrainingDataset,
+    check_text,
+    passes_of,
+)
 from colonnade.data.indexed import TokenFile
 from colonnade.data.rows import Cut, PackedRows, RowReader, Rows, StreamRows, Text
 from colonnade.data.sampler import InOrder, Order
@@ -138,6 +147,6 @@ class TextSamples:
         check_text(file)
         return GPTDataset(file, documents, seq_length, vocab_size=vocab_size, cut=self.cut)
 
-    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> Dataset:
+    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> TrainingDataset:
         """Samples of the last phase's length, cut in pieces in the phases before."""
         return CurriculumDataset(of_length(curriculum.seq_length), curriculum)

@@ -6,7 +6,7 @@ dataset where the run is, counted in sequences of its length: no sample of it co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -35,6 +35,13 @@ class PhasedDataset:
         """Which pass over which data each sample is of."""
         dataset, numbers = self._at(positions)
         return dataset.passes(numbers)
+
+    def used(self, end: int, curriculum: Curriculum) -> Iterator[tuple[Dataset, int]]:
+        """As many of a phase's dataset as its sequences are up to there, with those that phases before it stand for."""
+        for phase, after in zip(curriculum.phases, [*curriculum.phases[1:], None], strict=True):
+            stop = end if after is None else min(end, after.begin)
+            if stop > phase.begin:
+                yield self.datasets[phase.seq_length], -(-stop * curriculum.unit // phase.seq_length)
 
     def _at(self, positions: Positions) -> tuple[Dataset, Integers]:
         asked = np.asarray(positions, dtype=np.int64)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import Dataset
+from colonnade.data.datasets import Dataset, TrainingDataset
 from colonnade.data.indexed import TokenFile
 from colonnade.data.made_dataset import MadeDataset
 from colonnade.data.phased_dataset import PhasedDataset
@@ -132,6 +132,6 @@ class PreferenceSamples:
     def dataset(self, file: TokenFile, documents: range, seq_length: int, *, vocab_size: int) -> PreferenceDataset:
         return PreferenceDataset(file, documents, seq_length, vocab_size=vocab_size, options=self.options)
 
-    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> Dataset:
+    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> TrainingDataset:
         """There is one length: the config check refuses others."""
         return PhasedDataset({length: of_length(length) for length in curriculum.lengths}, curriculum)

@@ -19,7 +19,7 @@ import numpy as np
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import Dataset
+from colonnade.data.datasets import Dataset, TrainingDataset
 from colonnade.data.example_dataset import PairTokens, fields_of, pair_tokens_of
 from colonnade.data.indexed import TokenFile, Tokens
 from colonnade.data.made_dataset import MadeDataset
@@ -158,6 +158,6 @@ class SpanSamples:
     def dataset(self, file: TokenFile, documents: range, seq_length: int, *, vocab_size: int) -> SpanDataset:
         return SpanDataset(file, documents, seq_length, vocab_size=vocab_size, tokens=self.tokens)
 
-    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> Dataset:
+    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> TrainingDataset:
         """Windows are cut anew at each phase's own length."""
         return PhasedDataset({length: of_length(length) for length in curriculum.lengths}, curriculum)

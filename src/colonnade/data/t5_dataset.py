@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from colonnade.config.corruption import Lengths
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions, check_text
+from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions, TrainingDataset, check_text
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.indexed import TokenFile
@@ -233,6 +233,6 @@ class SpanSamples:
             seed=self.seed,
         )
 
-    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> Dataset:
+    def training(self, of_length: Callable[[int], Dataset], curriculum: Curriculum) -> TrainingDataset:
         """Samples are made at each phase's own length, and padded for the decoder up to the whole run's."""
         return PhasedDataset({length: of_length(length) for length in curriculum.lengths}, curriculum)

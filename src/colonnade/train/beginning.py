@@ -54,7 +54,7 @@ def course_of(config: Config, corpus: Corpus, ranks: Axis) -> Course:
             found = whole.behind(change)
             if change.at >= step:
                 curriculum = curriculum_of(found.config)
-                check_length(found.config, corpus.datasets, curriculum, step=found.step, position=found.position)
+                check_length(found.config, corpus.training, curriculum, step=found.step, position=found.position)
         except ColonnadeError as error:
             refused.append(f"Behind step {change.at:,} it would refuse {change}: {error}")
             continue

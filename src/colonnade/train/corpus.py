@@ -5,7 +5,7 @@ Opening it takes no torch, so that what is wrong is reported before any rank sta
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -20,7 +20,15 @@ from colonnade.config.split import parse_split
 from colonnade.data.blended_dataset import BlendedDataset, Mixture, open_blend
 from colonnade.data.chat_template import ChatTemplate, template_beside
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import Dataset, Datasets, SampleKind, SplitDataset, open_datasets, open_tokens
+from colonnade.data.datasets import (
+    Dataset,
+    Datasets,
+    SampleKind,
+    SplitDataset,
+    TrainingDataset,
+    open_datasets,
+    open_tokens,
+)
 from colonnade.data.identity import DataIdentity, identify
 from colonnade.data.indexed import TokenFile
 from colonnade.data.kinds import samples_of
@@ -48,7 +56,7 @@ class Corpus:
     """Of the model, `model.kind` and `model.head`: it has batches of its own."""
     datasets: Datasets
     """Of samples of model.seq_length."""
-    training: Dataset
+    training: TrainingDataset
     """What the run trains on, by the positions of the curriculum."""
     curriculum: Curriculum
     """Which positions are a step; a single stage where nothing grows."""
@@ -149,9 +157,9 @@ def open_corpus(config: Config, earlier: Earlier = ()) -> Corpus:
         return opening(config, vocab_size, tokenizer, samples, seq_length)
 
     datasets = of_length(config.model.seq_length)
-    check_length(config, datasets, curriculum)
-    beside = template_beside(data.tokenizer) if data.tokenizer is not None else None
     training = samples.training(lambda seq_length: of_length(seq_length).train, curriculum)
+    check_length(config, training, curriculum)
+    beside = template_beside(data.tokenizer) if data.tokenizer is not None else None
     is_asked = data.questions is not None
     questions = open_questions(config, tokenizer, windows_of(_files_of(datasets.train)[0])) if is_asked else None
     kind = config.model.kind_and_head
@@ -289,25 +297,31 @@ def check_evaluations(config: Config, datasets: Datasets) -> None:
 
 
 def check_length(
-    config: Config, datasets: Datasets, curriculum: Curriculum, *, step: int = 0, position: int = 0
+    config: Config, training: TrainingDataset, curriculum: Curriculum, *, step: int = 0, position: int = 0
 ) -> None:
     """With all epochs shuffled as one, and with epochs of each file, the run may not be longer than they are; it is at
     `step`, and at `position` in the data.
     """
-    end = curriculum.steps(max(0, config.train.steps - step), position)
-    wanted = -(-end * curriculum.unit // curriculum.seq_length)
-    if isinstance(datasets.train, BlendedDataset):
-        datasets.train.check_length(wanted)
-    if config.data.order != "all_epochs" or config.data.epochs is None:
+    epochs = config.data.epochs if config.data.order == "all_epochs" else None
+
+    def missing(steps: int) -> tuple[Dataset, int] | None:
+        """A dataset that so many steps more use up, and the samples of it that they would read."""
+        used = training.used(curriculum.steps(steps, position), curriculum)
+        return next((each for each in used if epochs is not None and each[1] > len(each[0]) * epochs), None)
+
+    steps = max(0, config.train.steps - step)
+    for dataset, wanted in training.used(curriculum.steps(steps, position), curriculum):
+        if isinstance(dataset, BlendedDataset):
+            dataset.check_length(wanted)
+    short = missing(steps)
+    if epochs is None or short is None:
         return
-    there = len(datasets.train) * config.data.epochs
-    if wanted > there:
-        a_sample = curriculum.seq_length // curriculum.unit
-        left = range(1, config.train.steps - step + 1)
-        last = step + bisect_right(left, there * a_sample, key=lambda count: curriculum.steps(count, position))
-        at = f", behind step {step:,} from sample {position // a_sample + 1:,} on," if step else ""
-        raise ConfigError(
-            f"Up to train.steps = {config.train.steps:,}{at} the run takes {wanted:,} samples, but data.epochs = "
-            f"{config.data.epochs} epochs of {len(datasets.train):,} samples are {there:,}. Set train.steps to {last} "
-            "or less, or raise data.epochs before the run begins."
-        )
+    (dataset, wanted), a_sample = short, short[0].seq_length // curriculum.unit
+    last = step + bisect_left(range(1, steps + 1), True, key=lambda count: missing(count) is not None)
+    of_length = f" of {dataset.seq_length:,} tokens" if len(curriculum.lengths) > 1 else ""
+    at = f", behind step {step:,} from sample {position // a_sample + 1:,} on," if step else ""
+    raise ConfigError(
+        f"Up to train.steps = {config.train.steps:,}{at} the run takes {wanted:,} samples{of_length}, but data.epochs "
+        f"= {epochs} epochs of {len(dataset):,} samples are {len(dataset) * epochs:,}. Set train.steps to {last} "
+        "or less, or raise data.epochs before the run begins."
+    )

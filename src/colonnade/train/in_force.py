@@ -81,7 +81,7 @@ class InForce:
             made = change.model_copy(update={"position": state.samples})
             try:
                 found = self._at([*state.changes, made])
-                check_length(found[0], found[1].datasets, found[1].curriculum, step=state.step, position=state.samples)
+                check_length(found[0], found[1].training, found[1].curriculum, step=state.step, position=state.samples)
             except ColonnadeError as error:
                 self._refuse(change, str(error))
                 continue

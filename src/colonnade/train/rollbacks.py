@@ -116,7 +116,7 @@ def check_left(config: Config, corpus: Corpus, metadata: RunMetadata, recorded: 
     position = metadata.samples
     for each in _to_do(recorded, metadata.step, metadata.rollbacks):
         position = corpus.curriculum.steps(each.skip, position)
-    check_length(config, corpus.datasets, corpus.curriculum, step=metadata.step, position=position)
+    check_length(config, corpus.training, corpus.curriculum, step=metadata.step, position=position)
 
 
 def _to_do(recorded: Sequence[Rollback], step: int, done: Sequence[Rollback]) -> list[Rollback]:
@@ -137,4 +137,4 @@ def apply(
     state.rollbacks = [*done, *to_do]
     state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)
     if state.rollbacks:
-        check_length(config, corpus.datasets, corpus.curriculum, step=state.step, position=state.samples)
+        check_length(config, corpus.training, corpus.curriculum, step=state.step, position=state.samples)
