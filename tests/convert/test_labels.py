@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from colonnade.data.example_dataset import PairTokens
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.huggingface.folder import open_published
 from colonnade.mesh.mesh import Mesh
@@ -134,8 +137,8 @@ def trained(examples: Path, folder: Path, task: str, *more: str, num_ranks: int 
     return folder / "run"
 
 
-def sized(folder: Path, examples: Path, kind: str = "BertModel") -> Path:
-    """An encoder of theirs of the size of the examples' configuration."""
+def sized(folder: Path, examples: Path, kind: str = "BertModel", **more: Any) -> Path:
+    """An encoder of theirs of the size of the examples' configuration. `more`: of its config."""
     vocab_size = Tokenizer.load(examples / "tokenizer.json").vocab_size
     config = transformers.BertConfig(
         vocab_size=vocab_size,
@@ -145,6 +148,7 @@ def sized(folder: Path, examples: Path, kind: str = "BertModel") -> Path:
         intermediate_size=64,
         max_position_embeddings=16,
         layer_norm_eps=1e-5,
+        **more,
     )
     getattr(transformers, kind)(config).save_pretrained(folder)
     return folder
@@ -286,3 +290,50 @@ def test_a_fine_tuned_checkpoint_predicts_with_transformers(examples: Path, tmp_
         theirs = twin(input_ids=tokens.t(), token_type_ids=types.t()).logits
         torch.testing.assert_close(own.model.head.predict(carry[0]), theirs, rtol=1e-10, atol=1e-10)
     assert (encoded.input_ids, encoded.token_type_ids) == (pair, types[:, 0].tolist()), "with control tokens around"
+
+
+# --- names of labels --------------------------------------------------------------------------------------------------
+
+
+def named(folder: Path, examples: Path, *names: str) -> Path:
+    """A classifier of theirs whose labels are called so, which tells the examples apart, and its checkpoint."""
+    torch.manual_seed(3)
+    more = {"id2label": dict(enumerate(names)), "initializer_range": 1.0}
+    theirs = sized(folder / "theirs", examples, "BertForSequenceClassification", **more)
+    (theirs / "tokenizer.json").write_bytes((examples / "tokenizer.json").read_bytes())
+    converted(theirs, folder / "ours")
+    return theirs
+
+
+def test_predictions_go_by_the_names_that_a_published_model_gives_its_labels(examples: Path, tmp_path: Path) -> None:
+    """Its second label is the first of the examples."""
+    theirs = named(tmp_path, examples, "contradiction", "ENTAILMENT", "neutral")
+    twin = transformers.BertForSequenceClassification.from_pretrained(theirs).eval()
+    tokenizer = Tokenizer.load(examples / "tokenizer.json")
+    control = PairTokens.of(tokenizer)
+    rows = [json.loads(line) for line in (examples / "mnli.jsonl").read_text().splitlines()]
+    answer = here("predict", tmp_path / "ours", examples / "mnli.jsonl", "--format", "mnli", "--json")
+    assert answer.status == 0, answer
+    right, predicted, told = [], set(), json.loads(answer.out)
+    for row, found in zip(rows, told["predictions"], strict=True):
+        pair = [np.array(tokenizer.encode(row[text])) for text in ("text_a", "text_b")]
+        ids, types, real = (torch.from_numpy(x)[None] for x in control.sequence(*pair, 16))
+        with torch.no_grad():
+            logits = twin(input_ids=ids, token_type_ids=types, attention_mask=real.long()).logits[0]
+        chances = {twin.config.id2label[number].lower(): float(p) for number, p in enumerate(logits.softmax(0))}
+        assert found["probabilities"] == pytest.approx(chances, rel=1e-4)
+        likeliest = max(chances, key=lambda name: chances[name])
+        assert found["prediction"] == likeliest
+        right.append(likeliest == ("entailment", "neutral", "contradiction")[row["label"]])
+        predicted.add(likeliest)
+    assert len(predicted) == 3 and told["scores"] == {"accuracy": pytest.approx(sum(right) / len(right))}
+
+
+def test_a_model_of_other_labels_predicts_none_of_these(examples: Path, tmp_path: Path) -> None:
+    named(tmp_path, examples, "joy", "fear", "anger")
+    answer = here("predict", tmp_path / "ours", examples / "mnli")
+    assert answer.status == 2 and answer.out == "", answer
+    assert "tells joy, fear, anger apart, and examples of mnli have the labels entailment, neutral, " in answer.err
+    named(tmp_path / "again", examples, "LABEL_0", "LABEL_1", "LABEL_2")
+    answer = here("predict", tmp_path / "again" / "ours", examples / "mnli")
+    assert answer.status == 0, "it says no names: its numbers are those of the examples"

@@ -53,6 +53,7 @@ folder = "{run}"
 TASKS = {
     "mnli": ("classification", 3),
     "qqp": ("classification", 2),
+    "rte": ("classification", 2),
     "stsb": ("classification", 1),
     "race": ("choice", 4),
 }

@@ -9,16 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.curriculum_dataset import CurriculumDataset
 from colonnade.data.phased_dataset import PhasedDataset
 from colonnade.data.sidecar import sidecar_path
+from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import ColonnadeError, ConfigError, DataError
+from colonnade.examples.formats import FORMATS
+from colonnade.examples.make import make_examples
 from colonnade.train import corpus as module
 from colonnade.train.corpus import open_corpus
 from tests import tiny
+from tests.tasks import examples
 from tests.tiny import VOCAB_SIZE, TinyCorpus, config
 
 
@@ -65,6 +70,23 @@ def test_another_tokenizer_than_the_datas(corpus: TinyCorpus, tmp_path: Path) ->
         open_corpus(config(corpus, tmp_path, f"data.tokenizer={other.tokenizer}"))
     with pytest.raises(DataError, match="was made with another tokenizer"):
         open_corpus(config(corpus, tmp_path, f"data.validation={other.prefix}"))
+
+
+def test_a_labels_number_means_the_same_in_all_files_of_a_run(tmp_path: Path) -> None:
+    """RTE and WNLI have the same labels in another order, SST-2 has other ones; QNLI has those of RTE."""
+    folder = examples.write_examples(tmp_path, ["qqp"])
+    for task in ("rte", "qnli", "wnli", "sst2"):
+        make_examples(FORMATS[task], [folder / "qqp.jsonl"], folder / task, Tokenizer.load(folder / "tokenizer.json"))
+    path = examples.write_config(folder, "rte", tmp_path / "at")
+    assert open_corpus(load(path, [f"data.test={folder / 'qnli'}"])).labels == ["entailment", "not_entailment"]
+    of_rte = "rte entailment, not_entailment: a label's number"
+    for key in ("validation", "test"):
+        with pytest.raises(DataError, match=rf"wnli has the labels not_entailment, entailment, and .*{of_rte}"):
+            open_corpus(load(path, [f"data.{key}={folder / 'wnli'}"]))
+    blend = f'blend = {{"{folder}/rte" = 1, "{folder}/sst2" = 1}}'
+    path.write_text(path.read_text().replace(f'train = "{folder}/rte"', blend))
+    with pytest.raises(DataError, match=rf"sst2 has the labels negative, positive, and .*{of_rte}"):
+        open_corpus(load(path))
 
 
 def test_a_token_file_of_megatrons_tools_has_nothing_to_hold_against(corpus: TinyCorpus, tmp_path: Path) -> None:

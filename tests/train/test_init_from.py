@@ -13,6 +13,7 @@ import torch
 
 from colonnade.architecture.statement import Weight
 from colonnade.checkpoint.plan import Shard
+from colonnade.config.compare import model_metadata
 from colonnade.config.load import load
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
@@ -22,6 +23,7 @@ from colonnade.train.init_from import Origin, based_on, begin_from, check_common
 from colonnade.train.state import build_state
 from tests.commands import after_banner, forked, here
 from tests.runs import Finished, events, metrics, whole_tensors
+from tests.tasks import examples
 from tests.tiny import VOCAB_SIZE, TinyCorpus, write_config
 
 WEIGHTS_ONLY = ("optim.learning_rate=1e-30", "optim.min_learning_rate=0.0", "optim.weight_decay=0.0", "train.steps=1")
@@ -255,3 +257,26 @@ def test_a_frozen_weight_of_another_size_is_not_the_bases(tmp_path: Path) -> Non
     shapes = {"same": (3, 2), "grown": (2, 2), "trained": (3, 2)}
     origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, None, tmp_path, lambda _: None)
     assert based_on(origin, state, Mesh().world).weights == {"same"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "is_taken"),
+    [
+        (("Entailment", "neutral", "contradiction"), True),
+        ((), True),
+        (("contradiction", "entailment", "neutral"), False),
+        (("joy", "fear", "anger"), False),
+    ],
+)
+def test_a_classifier_is_taken_where_its_numbers_mean_the_runs_labels(
+    labels: tuple[str, ...], is_taken: bool, tmp_path: Path
+) -> None:
+    """Or where nothing says what they mean."""
+    config = load(examples.write_config(tmp_path, "mnli", tmp_path))
+    corpus: Any = SimpleNamespace(vocab_size=200, labels=["entailment", "neutral", "contradiction"])
+    shapes = {"embedding.tokens.weight": (200, 16), "head.classifier.weight": (3, 16)}
+    model = model_metadata(config.model, 200)
+    origin = Origin(tmp_path, "a published BERT", model, shapes, 0, None, tmp_path, lambda _: None, labels)
+    found = init_from._without_other_answers(origin, config, corpus)
+    assert found.unused == (set() if is_taken else {"head.classifier.weight"})
+    assert found.shapes.keys() == shapes.keys() - found.unused

@@ -23,6 +23,7 @@ from colonnade.config.numbers import counted, one_of
 from colonnade.data.datasets import open_tokens
 from colonnade.data.example_dataset import ExampleDataset, PairTokens, Reading, fields_of
 from colonnade.data.indexed import idx_path
+from colonnade.data.label_names import numbers_of
 from colonnade.data.loader import evaluation_batches
 from colonnade.data.sidecar import ExampleFields
 from colonnade.errors import ConfigError, DataError
@@ -181,8 +182,26 @@ def predict(
             dp_rank=mesh.data.rank,
             dp_size=mesh.data.size,
         )
+        columns = columns_of(trained.labels, fields_of(file), model.num_logits)
         logits, targets = task.logits(model, batches, dp=mesh.data, pp=mesh.pp, hidden=trained.hidden)
-        return Predictions(fields_of(file), logits.numpy(), targets.numpy())
+        return Predictions(fields_of(file), logits[:, columns].numpy(), targets.numpy())
+
+
+def columns_of(labels: Sequence[str], fields: ExampleFields, num_logits: int) -> list[int]:
+    """Which of a model's logits each label of examples has, by its name; by its number where one of the two has no
+    names. `labels`: the model's. ConfigError where these are others.
+    """
+    if not (labels and fields.labels):
+        return list(range(num_logits))
+    found = numbers_of(fields.labels, labels)
+    if found is None:
+        raise ConfigError(
+            f"the checkpoint tells {', '.join(labels)} apart, and examples of {fields.format} have the labels "
+            f"{', '.join(fields.labels)}. Use a model that was fine-tuned for {fields.format}. If only the names "
+            "differ, write those of the examples in id2label of the config.json that the checkpoint was converted "
+            "from, and convert again."
+        )
+    return found
 
 
 def averaged(members: Sequence[Predictions]) -> Predictions:

@@ -81,6 +81,8 @@ class Trained:
     """Of adapters."""
     template: ChatTemplate | None = None
     """How conversations are written down, where the checkpoint says it."""
+    labels: tuple[str, ...] = ()
+    """Names of what a classifier tells apart, where the checkpoint says them."""
 
     @cached_property
     def chat(self) -> Chat:
@@ -271,7 +273,10 @@ def open_trained(
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     inference = Inference([Chunk(chunk, model, ResidentWeights())], model, mesh.pp, ResidentWeights())
     tokenizer, template = tokenizer_of(path, manifest), template_of(path, manifest)
-    return Trained(model, mesh, inference.hidden, tokenizer, config, metadata.step, used, metadata.base, template)
+    return Trained(
+        *(model, mesh, inference.hidden, tokenizer, config, metadata.step, used, metadata.base, template),
+        labels=metadata.labels,
+    )
 
 
 def _read_base(

@@ -29,14 +29,16 @@ from colonnade.data.datasets import (
     open_datasets,
     open_tokens,
 )
+from colonnade.data.example_dataset import fields_of
 from colonnade.data.identity import DataIdentity, identify
 from colonnade.data.indexed import TokenFile
 from colonnade.data.kinds import samples_of
+from colonnade.data.label_names import same_labels
 from colonnade.data.remote import open_token_file
 from colonnade.data.sidecar import read_sidecar
 from colonnade.data.span_dataset import windows_of
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import ConfigError
+from colonnade.errors import ConfigError, DataError
 from colonnade.train.questions import ScoredQuestions, open_questions
 
 if TYPE_CHECKING:
@@ -105,8 +107,7 @@ class Corpus:
         """Names of what a classifier tells apart, where the token files say them."""
         if self.kind[1] != "classification":
             return []
-        sidecars = (read_sidecar(file) for file in self.files.values())
-        return next((list(each.examples.labels) for each in sidecars if each is not None and each.examples), [])
+        return list(fields_of(next(iter(self.files.values()))).labels)
 
     @property
     def properties(self) -> dict[str, str]:
@@ -163,7 +164,21 @@ def open_corpus(config: Config, earlier: Earlier = ()) -> Corpus:
     is_asked = data.questions is not None
     questions = open_questions(config, tokenizer, windows_of(_files_of(datasets.train)[0])) if is_asked else None
     kind = config.model.kind_and_head
-    return Corpus(tokenizer, vocab_size, kind, datasets, training, curriculum, beside, questions)
+    corpus = Corpus(tokenizer, vocab_size, kind, datasets, training, curriculum, beside, questions)
+    _check_labels(corpus)
+    return corpus
+
+
+def _check_labels(corpus: Corpus) -> None:
+    """DataError for a token file whose labels are others than those of the first, or numbered in another order."""
+    first, *others = corpus.files.values()
+    for file in others if corpus.labels else ():
+        labels = fields_of(file).labels
+        if not same_labels(corpus.labels, labels):
+            raise DataError(
+                f"{file.prefix} has the labels {', '.join(labels)}, and {first.prefix} {', '.join(corpus.labels)}: a "
+                "label's number has to mean the same in all files of a run. Name files of one task."
+            )
 
 
 def open_together(config: Config, ranks: Axis, earlier: Earlier = ()) -> Corpus:
