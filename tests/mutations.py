@@ -4788,8 +4788,8 @@ MUTATIONS = [
     Mutation(
         "adapters of PEFT get the tokenizer of their base although they have their own",
         "convert/foreign.py",
-        "own = tokenizer_at(source) or tokenizer_at(merged.folder)",
-        "own = tokenizer_at(merged.folder) or tokenizer_at(source)",
+        "*_known(tokenizer, *folders), folders)",
+        "*_known(tokenizer, *reversed(folders)), folders)",
         ("tests/convert/test_peft.py",),
     ),
     Mutation(

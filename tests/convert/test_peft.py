@@ -1,6 +1,7 @@
 """Adapters that `peft` saved beside a published base become one checkpoint with peft's own logits, or one message."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,51 @@ def test_a_tokenizer_beside_the_adapters_goes_before_that_of_the_base(tmp_path: 
     converted(tmp_path / "adapters", tmp_path / "ours", "--base", tmp_path / "base")
     kept, base = (Tokenizer.load(tmp_path / name / "tokenizer.json") for name in ("ours", "base"))
     assert kept.encode("w2 w3 w4") == base.encode("w3 w2 w4") == [3, 2, 4]
+
+
+def of_a_tokenizer(folder: Path, template: str) -> dict[str, Any]:
+    """Writes what transformers writes beside a tokenizer.json; returns what a checkpoint keeps of it."""
+    content = {"eos_token": f"<{template}>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(content))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": f"<{template}>"}))
+    (folder / "chat_template.jinja").write_text(template)
+    return {**content, "chat_template": template}
+
+
+def test_what_belongs_to_a_tokenizer_is_that_of_its_own_folder(tmp_path: Path) -> None:
+    """Template, class and names of control tokens: of the adapters' where they have a tokenizer, of their base's where
+    they have none, and of the one that is named.
+    """
+    adapted(tmp_path)
+    base, adapters, named = (tmp_path / name for name in ("base", "adapters", "named"))
+    named.mkdir()
+    expected = {each: of_a_tokenizer(each, each.name) for each in (base, adapters, named)}
+    for folder in (base, adapters):
+        (folder / "generation_config.json").write_text(json.dumps({"top_k": len(folder.name)}))
+    shutil.copy(base / "tokenizer.json", named)
+
+    def check(whose: Path, generation: Path, target: str, source: Path, *more: object) -> None:
+        converted(source, tmp_path / target, *more)
+        kept = {
+            file.name: json.loads(file.read_text())
+            for file in (tmp_path / target).glob("*.json")
+            if file.name not in ("manifest.json", "tokenizer.json")
+        }
+        assert kept == {
+            "tokenizer_config.json": expected[whose],
+            "special_tokens_map.json": {"eos_token": f"<{whose.name}>"},
+            "generation_config.json": {"top_k": len(generation.name)},
+        }
+
+    check(base, adapters, "of the base", adapters, "--base", base)
+    shutil.copy(base / "tokenizer.json", adapters)
+    check(adapters, adapters, "of the adapters", adapters, "--base", base)
+    check(named, adapters, "named with adapters", adapters, "--base", base, "--tokenizer", named / "tokenizer.json")
+    check(named, base, "named without adapters", base, "--tokenizer", named)
+    (adapters / "generation_config.json").unlink()
+    (adapters / "chat_template.jinja").unlink()
+    expected[adapters].pop("chat_template")
+    check(adapters, base, "without a template", adapters, "--base", base)
 
 
 def edit_config(**keys: Any) -> Callable[[Path], None]:

@@ -44,8 +44,7 @@ def convert(
             raise ConfigError(f"--best is of a run's checkpoints, and {source} is {what_it_is(source)}. Leave it out.")
         _check_not_cut(max_shard_size, f"{source} becomes a checkpoint")
         check_new(target)
-        published, known = open_foreign(source, tokenizer, vocab_size, base)
-        lines = to_checkpoint(published, known, target, dtype=kind, dry_run=dry_run)
+        lines = to_checkpoint(open_foreign(source, tokenizer, vocab_size, base), target, dtype=kind, dry_run=dry_run)
     else:
         _check_source(source)
         for option, value in (("--tokenizer", tokenizer), ("--vocab-size", vocab_size), ("--base", base)):

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from colonnade.checkpoint.names import MANIFEST
-from colonnade.convert.to_checkpoint import tokenizer_at
+from colonnade.convert.to_checkpoint import Foreign, tokenizer_at
+from colonnade.data.chat_template import folder_of
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, DataError
 from colonnade.gguf.header import is_gguf
 from colonnade.gguf.source import open_gguf
 from colonnade.gguf.tokenizer import tokenizer_in
-from colonnade.huggingface.folder import Published, is_published, open_published
+from colonnade.huggingface.folder import is_published, open_published
 from colonnade.huggingface.peft import is_peft, open_peft
 from colonnade.megatron.ranks import is_megatron
 from colonnade.megatron.source import open_megatron, true_vocabulary
@@ -35,12 +36,9 @@ def what_it_is(source: Path) -> str:
     return "a folder of Hugging Face" if is_published(source) else "a checkpoint of Megatron-LM"
 
 
-def open_foreign(
-    source: Path, tokenizer: Path | None, vocab_size: int | None, base: Path | None
-) -> tuple[Published, Tokenizer | str]:
-    """Weights, and the tokenizer or in words why there is none. `tokenizer`: in the place of the source's own;
-    `vocab_size`: rows that are tokens, where a table is padded; `base`: of adapters. A ColonnadeError says what is
-    wrong.
+def open_foreign(source: Path, tokenizer: Path | None, vocab_size: int | None, base: Path | None) -> Foreign:
+    """Weights, and the tokenizer with what belongs to it. `tokenizer`: in the place of the source's own; `vocab_size`:
+    rows that are tokens, where a table is padded; `base`: of adapters. A ColonnadeError says what is wrong.
     """
     if base is not None and not is_peft(source):
         raise ConfigError(f"--base is of adapters, and {source} is {what_it_is(source)}. Leave it out.")
@@ -50,17 +48,27 @@ def open_foreign(
         )
     if source.is_file():
         published, header = open_gguf(source)
-        return published, tokenizer_in(header) if tokenizer is None else _named(tokenizer)
+        if tokenizer is None:
+            return Foreign(published, tokenizer_in(header), None, ())
+        return Foreign(published, *_known(tokenizer), ())
     if is_peft(source):
-        merged = open_peft(source, base)
-        own = tokenizer_at(source) or tokenizer_at(merged.folder)
-        return merged, own or NONE if tokenizer is None else _named(tokenizer)
-    known = tokenizer_at(source) if tokenizer is None else _named(tokenizer)
+        published = open_peft(source, base)
+        folders = (source, published.folder)
+        return Foreign(published, *_known(tokenizer, *folders), folders)
+    known, at = _known(tokenizer, source)
     if is_published(source):
-        return open_published(source), known or NONE
-    size = None if known is None else known.vocab_size
+        return Foreign(open_published(source), known, at, (source,))
+    size = None if isinstance(known, str) else known.vocab_size
     published = open_megatron(source, lambda found: true_vocabulary(found, given=vocab_size, tokenizer=size))
-    return published, known or NONE
+    return Foreign(published, known, at, (source,))
+
+
+def _known(named: Path | None, *folders: Path) -> tuple[Tokenizer | str, Path]:
+    """The tokenizer that is named, or that of the first folder that has one, and where what belongs to it lies."""
+    if named is not None:
+        return _named(named), folder_of(named)
+    found = ((tokenizer_at(folder), folder) for folder in folders)
+    return next(((known, folder) for known, folder in found if known is not None), (NONE, folders[-1]))
 
 
 def _named(path: Path) -> Tokenizer:

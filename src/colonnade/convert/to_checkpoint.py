@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +26,8 @@ from colonnade.model.precision import DTYPES
 from colonnade.serving.trained import described
 from colonnade.tokenizer_files import CONFIG, NAMES
 
-BESIDE = (CONFIG, NAMES, "generation_config.json")
+_GENERATION = "generation_config.json"
+BESIDE = (CONFIG, NAMES, _GENERATION)
 """Files of theirs that are kept for the way back."""
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")
 _HEADER = """\
@@ -36,23 +37,44 @@ _HEADER = """\
 """
 
 
+class Foreign(NamedTuple):
+    """What others wrote, opened."""
+
+    published: Published
+    tokenizer: Tokenizer | str
+    """Or in words why there is none."""
+    tokenizer_at: Path | None
+    """The folder of what belongs to the tokenizer, such as its chat template; None: it is in no folder."""
+    folders: tuple[Path, ...]
+    """Of the model; what the first one has goes before: of adapters, theirs and that of their base."""
+
+    @property
+    def beside(self) -> dict[str, Path]:
+        """By name, those of `BESIDE` that are there."""
+        of_tokenizer = [] if self.tokenizer_at is None else [self.tokenizer_at / name for name in (CONFIG, NAMES)]
+        of_model = [folder / _GENERATION for folder in reversed(self.folders)]
+        return {path.name: path for path in (*of_tokenizer, *of_model) if path.exists()}
+
+    @property
+    def template(self) -> Path | None:
+        """The chat template in a file of its own, where newer folders have it."""
+        path = None if self.tokenizer_at is None else self.tokenizer_at / JINJA
+        return None if path is None or not path.is_file() else path
+
+
 def check_new(target: Path) -> None:
     """CheckpointError if there is something already, or the name is not that of converted weights."""
     check_target(target)
     _check_name(target)
 
 
-def to_checkpoint(
-    published: Published, known: Tokenizer | str, target: Path, *, dtype: torch.dtype | None, dry_run: bool
-) -> list[str]:
-    """Convert, or only look; returns what is to be told. `known`: the tokenizer, or in words why there is none.
-    CheckpointError where something is wrong.
-    """
-    tokenizer = known if isinstance(known, Tokenizer) else None
-    _check_tokenizer(published, tokenizer)
+def to_checkpoint(it: Foreign, target: Path, *, dtype: torch.dtype | None, dry_run: bool) -> list[str]:
+    """Convert, or only look; returns what is to be told. CheckpointError where something is wrong."""
+    published, tokenizer = it.published, it.tokenizer if isinstance(it.tokenizer, Tokenizer) else None
+    _check_tokenizer(it)
     wanted = {name: dtype or published.dtype_of(name) for name in published.sources}
     needed = sum(published.sources[name].weight.size * kind.itemsize for name, kind in wanted.items())
-    told = _told(published, known, needed)
+    told = _told(published, it.tokenizer, needed)
     if dry_run:
         return [*told, *_listed(published, wanted)]
     check_space(target, needed)
@@ -68,7 +90,7 @@ def to_checkpoint(
         kinds = {name: (source.weight.shape, wanted[name]) for name, source in published.sources.items()}
         made = save_made(
             Target(folder, 1, when_full=WHEN_FULL),
-            Payload(0, _metadata(published, tokenizer), _files(published, tokenizer, dtype or published.dtype)),
+            Payload(0, _metadata(published, tokenizer), _files(it, dtype or published.dtype)),
             kinds,
             make,
         )
@@ -97,28 +119,29 @@ def tokenizer_at(path: Path) -> Tokenizer | None:
         ) from None
 
 
-def _check_tokenizer(published: Published, tokenizer: Tokenizer | None) -> None:
-    if tokenizer is not None and tokenizer.vocab_size > published.vocab_size:
+def _check_tokenizer(it: Foreign) -> None:
+    published, tokenizer = it.published, it.tokenizer
+    if isinstance(tokenizer, Tokenizer) and tokenizer.vocab_size > published.vocab_size:
         raise CheckpointError(
-            f"The tokenizer of {published.folder} has {tokenizer.vocab_size:,} ids, and the model has rows for "
-            f"{published.vocab_size:,}: they do not belong together. Get both from one place."
+            f"The tokenizer of {it.tokenizer_at or published.folder} has {tokenizer.vocab_size:,} ids, and the model "
+            f"has rows for {published.vocab_size:,}: they do not belong together. Get both from one place."
         )
 
 
-def _files(published: Published, tokenizer: Tokenizer | None, dtype: torch.dtype) -> dict[str, bytes]:
+def _files(it: Foreign, dtype: torch.dtype) -> dict[str, bytes]:
     """What lies beside the tensors."""
+    published = it.published
     precision = next(name for name, each in DTYPES.items() if each == dtype)
     config = stub(published.folder, published.model, precision)
     text = _HEADER.format(name=clip(published.folder.absolute().name)) + to_toml(config)
     files = {"config.toml": text.encode()}
-    if tokenizer is not None:
-        files["tokenizer.json"] = tokenizer.to_json().encode()
-    for name in BESIDE if published.folder.is_dir() else ():
-        path = published.folder / name
-        if path.exists() and "auto_map" not in (content := read_json(path)):
+    if isinstance(it.tokenizer, Tokenizer):
+        files["tokenizer.json"] = it.tokenizer.to_json().encode()
+    for name, path in it.beside.items():
+        if "auto_map" not in (content := read_json(path)):
             files[name] = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
-    template = published.folder / JINJA  # where newer folders have it
-    if template.is_file():
+    template = it.template
+    if template is not None:
         files.setdefault(CONFIG, b"{}")
         content = {**json.loads(files[CONFIG]), "chat_template": read_text(template)}
         files[CONFIG] = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()

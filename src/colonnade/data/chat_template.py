@@ -260,7 +260,7 @@ def chosen_template(named: str | None, tokenizer: Tokenizer, path: str | Path) -
 
     DataError where there is none, or the tokenizer lacks a token of it.
     """
-    there = read_object(_folder(path) / CONFIG)
+    there = read_object(folder_of(path) / CONFIG)
     tokens = control_tokens(there)
     end = tokenizer.end_of_document
     if "eos_token" not in tokens and end is not None:
@@ -292,13 +292,14 @@ def chosen_template(named: str | None, tokenizer: Tokenizer, path: str | Path) -
 
 def template_beside(path: str | Path) -> ChatTemplate | None:
     """The template beside a tokenizer: that of its folder; None where there is none."""
-    content, file = read_object(_folder(path) / CONFIG), _folder(path) / JINJA
+    content, file = read_object(folder_of(path) / CONFIG), folder_of(path) / JINJA
     if file.is_file():
         content = {**content, "chat_template": read_text(file)}
     return ChatTemplate.from_json(content)
 
 
-def _folder(path: str | Path) -> Path:
+def folder_of(path: str | Path) -> Path:
+    """Where what goes with a tokenizer lies: its folder, or that of its file."""
     return Path(path) if Path(path).is_dir() else Path(path).parent
 
 
