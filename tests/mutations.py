@@ -4422,9 +4422,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a null threshold of 0 counts as none",
-        "serving/predict_spans.py",
-        "may_be_none = null_threshold is not None or any(",
-        "may_be_none = bool(null_threshold) or any(",
+        "serving/squad.py",
+        "return asked.null_threshold is not None or any(",
+        "return bool(asked.null_threshold) or any(",
         ("tests/serving/test_squad.py",),
     ),
     Mutation(

@@ -88,6 +88,24 @@ def test_questions_whose_answers_are_not_known_are_answered_without_scores(train
     assert told["questions"] == 3 and not {"exact", "exact_match", "f1"} & told.keys()
 
 
+def test_a_threshold_has_a_file_of_1_1_answered_as_one_of_2_0_by_both_commands(trained: Path, tmp_path: Path) -> None:
+    asked, content = tmp_path / "of 1.1.json", {**squad(6), "version": "1.1"}
+    texts = content["data"][0]["paragraphs"]
+    for text in texts:
+        text["qas"] = [{k: v for k, v in q.items() if k != "is_impossible"} for q in text["qas"] if q["answers"]]
+    asked.write_text(json.dumps(content))
+    run = trained / "at" / "run"
+    usual = json.loads(here("evaluate", run, "squad", "--data", asked, "--json").out)
+    assert usual["protocol"] == "SQuAD 1.1" and "null_threshold" not in usual["parameters"]
+    for threshold in ("-1e9", "0"):
+        given = ("--null-threshold", threshold, "--json")
+        told = json.loads(here("evaluate", run, "squad", "--data", asked, *given).out)
+        assert told["protocol"] == "SQuAD 2.0" and told["parameters"]["null_threshold"] == float(threshold)
+        assert told["exact"] == 0 or threshold == "0", "nothing is answered"
+        scores = json.loads(here("predict", run, asked, *given).out)["scores"]
+        assert scores == {key: told[key] for key in scores} and "best_exact" in scores
+
+
 def test_a_file_of_questions_alone_is_nothing_to_measure_on(trained: Path, tmp_path: Path) -> None:
     asked = tmp_path / "asked.jsonl"
     asked.write_text('{"question": "Who?", "context": "Ada and Bob."}\n')

@@ -11,11 +11,11 @@ from colonnade.atomic import write_whole
 from colonnade.errors import ConfigError
 from colonnade.evaluation.answers import Answers
 from colonnade.evaluation.squad_files import read_questions, scores_of_answers
-from colonnade.examples.squad import Question, may_have_none
+from colonnade.examples.squad import Question
 from colonnade.mesh.mesh import Mesh
 from colonnade.outputs import json_of
 from colonnade.serving.measurement import Measurement
-from colonnade.serving.squad import answers_to, manner, score_line, write_official
+from colonnade.serving.squad import answers_to, manner, may_go_unanswered, score_line, write_official
 from colonnade.serving.trained import Trained, open_another
 
 SHOWN = 3
@@ -90,9 +90,8 @@ def predict_spans(
                 f"{path} {what}. Questions are read from files of SQuAD (.json), or of objects with question and "
                 "context (.jsonl)."
             )
-    questions = read_questions(*inputs)
-    may_be_none = null_threshold is not None or any(may_have_none(path) for path in inputs if path.suffix == ".json")
-    how = manner(trained, Measurement(batch_size=batch_size, null_threshold=null_threshold))
+    questions, asked = read_questions(*inputs), Measurement(batch_size=batch_size, null_threshold=null_threshold)
+    impossible, how = may_go_unanswered(asked, inputs), manner(trained, asked)
     members = (open_another(path, mesh, trained) for path in others)
-    answers = answers_to(questions, trained, mesh, how, may_be_none=may_be_none, others=members)
-    return AnsweredQuestions(questions, answers, how.threshold, may_be_none)
+    answers = answers_to(questions, trained, mesh, how, may_be_none=impossible, others=members)
+    return AnsweredQuestions(questions, answers, how.threshold, impossible)

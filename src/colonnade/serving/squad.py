@@ -43,7 +43,7 @@ class Manner:
 def measure_squad(trained: Trained, mesh: Mesh, asked: Measurement, data: str) -> Measured:
     """Answer every question, and write what --output asks for (rank 0)."""
     path, how = Path(data), manner(trained, asked)
-    questions, impossible = read_questions(path), may_have_none(path)
+    questions, impossible = read_questions(path), may_go_unanswered(asked, [path])
     answers = answers_to(questions, trained, mesh, how, may_be_none=impossible)
     written = write_official(asked.output, answers, how.threshold) if asked.output and mesh.rank == 0 else []
     scores = scores_of_answers(questions, answers, how.threshold, may_be_none=impossible)
@@ -60,6 +60,11 @@ def measure_squad(trained: Trained, mesh: Mesh, asked: Measurement, data: str) -
     notes = tuple(f"wrote {each}" for each in written)
     line = score_line(scores, len(questions))
     return Measured(f"SQuAD {'2.0' if impossible else '1.1'}", parameters, numbers, line, notes)
+
+
+def may_go_unanswered(asked: Measurement, files: Iterable[Path]) -> bool:
+    """Whether a question may have no answer: where a file is of 2.0, or a threshold was asked for."""
+    return asked.null_threshold is not None or any(may_have_none(path) for path in files if path.suffix == ".json")
 
 
 def answers_to(
