@@ -171,6 +171,8 @@ FIRST = "base_model.model.model.layers.0.self_attn.q_proj"
         (edit_config(bias="all"), 'bias = "all": its biases were trained too'),
         (edit_config(init_lora_weights="pissa"), 'init_lora_weights = "pissa": it has changed the base'),
         (edit_config(lora_alpha="8"), 'lora_alpha = "8" is no number'),
+        (edit_config(lora_alpha=10**320), "lora_alpha = 1000"),
+        (edit_config(alpha_pattern={"q_proj": 10**320}), "is no table of numbers"),
         (edit_config(some_new_key=3), "some_new_key = 3 is not known here"),
         (edit_tensors(lambda x: x.pop(f"{FIRST}.lora_B.weight")), "more than pairs of lora_A and lora_B"),
         (edit_tensors(lambda x: x.clear()), "it has no pair of lora_A and lora_B"),

@@ -96,6 +96,7 @@ def write_tensors(folder: Path, state: dict[str, torch.Tensor]) -> None:
         ("gpt2", {"n_layer": 90_000}, "says that the model has 90,000 layers"),
         ("gpt2", {"n_head": 5}, "model.num_heads = 5"),
         ("gpt2", {"n_layer": 4}, "12 tensors are missing: transformer.h.3.attn.c_attn.bias"),
+        ("llama", {"rms_norm_eps": 10**320}, "is no number"),
         ("gpt2", {"vocab_size": 62}, "transformer.wte.weight is [61, 24], and should be [62, 24]"),
         ("gpt2", {"tie_word_embeddings": False}, "1 tensor is missing: lm_head.weight"),
         ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]}, "only GPT2LMHeadModel and GPT2Model have all"),

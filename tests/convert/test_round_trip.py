@@ -148,6 +148,14 @@ def test_one_file_or_several_with_and_without_an_index(tmp_path: Path, index: bo
     assert one.keys() == many.keys() and all(torch.equal(one[key], many[key]) for key in one)
 
 
+def test_a_limit_that_no_file_reaches_leaves_one_file(tmp_path: Path) -> None:
+    """However long it is."""
+    saved(tmp_path / "theirs", "gpt2")
+    converted(tmp_path / "theirs", tmp_path / "ours")
+    converted(tmp_path / "ours", tmp_path / "back", "--max-shard-size", f"{'9' * 320}GB")
+    assert [file.name for file in (tmp_path / "back").glob("*.safetensors*")] == ["model.safetensors"]
+
+
 @pytest.mark.parametrize("config", [{"chat_template": "older", "eos_token": "<|endoftext|>"}, {}], ids=["two", "one"])
 def test_a_chat_template_in_a_file_of_its_own_is_the_one_that_is_kept(config: dict[str, str], tmp_path: Path) -> None:
     """As in transformers, beside an older one in tokenizer_config.json or without that file."""

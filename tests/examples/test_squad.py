@@ -19,7 +19,7 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.examples.formats import FORMATS, format_of
 from colonnade.examples.make import make_examples
-from colonnade.examples.squad import questions_of, tokens_of
+from colonnade.examples.squad import may_have_none, questions_of, tokens_of
 from tests.commands import here
 
 CONTEXT = "The dog ran over\u00a0the h\u00edll; the book was good."  # í is a letter with an accent, of one character
@@ -35,6 +35,15 @@ def squad_file(folder: Path, *qas: Mapping[str, Any], context: str = CONTEXT, ve
     path = folder / "squad.json"
     path.write_text(json.dumps(content), encoding="utf-8")
     return path
+
+
+@pytest.mark.parametrize(
+    ("version", "is_2"),
+    [("v2.0", True), ("2.0", True), ("2", True), ("1.1", False), ("2016-01-01", False), ("v20", False), ("", False)],
+)
+def test_a_file_of_2_is_known_by_its_version_or_its_questions(version: str, is_2: bool, tmp_path: Path) -> None:
+    assert may_have_none(squad_file(tmp_path, asked("what ran?", ("dog", 4)), version=version)) == is_2
+    assert may_have_none(squad_file(tmp_path, asked("what ran?", is_impossible=False), version=version))
 
 
 def answered(prefix: Path, tokenizer: Tokenizer) -> list[str | None]:

@@ -1,6 +1,7 @@
 """The command: which way a conversion goes, and what its options mean."""
 
 import re
+from decimal import Decimal
 from pathlib import Path
 
 import torch
@@ -97,7 +98,7 @@ def _dtype(name: str | None) -> torch.dtype | None:
 def _size(text: str) -> int:
     """'5GB' -> 5,000,000,000."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
-    size = float(match[1]) * UNITS.get(match[2].upper(), 0) if match else 0
+    size = Decimal(match[1]) * UNITS.get(match[2].upper(), 0) if match else 0
     if size < SMALLEST:
         raise ConfigError(f"--max-shard-size {text!r} is no size of at least 1KB. Write it as 5GB, 500MB or 2GiB.")
     return int(size)

@@ -13,6 +13,7 @@ Source: Rajpurkar et al., "SQuAD", 2016; "Know What You Don't Know", 2018.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,7 +129,8 @@ def may_have_none(path: Path) -> bool:
     """Whether a file is one of 2.0, whose questions may have no answer."""
     content = whole_json(path)
     asked = (q for article in content["data"] for text in article["paragraphs"] for q in text["qas"])
-    return str(content.get("version", "")).removeprefix("v").startswith("2") or any("is_impossible" in q for q in asked)
+    is_2 = re.match(r"v?2(\.|$)", str(content.get("version", "")))  # and no date, like 2016-01-01
+    return is_2 is not None or any("is_impossible" in q for q in asked)
 
 
 def _items(path: Path, content: Any, key: str, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from colonnade.architecture.huggingface.keys import lines_of, shown
+from colonnade.architecture.huggingface.keys import is_number, lines_of, shown
 from colonnade.architecture.huggingface.statement import Source
 from colonnade.checkpoint.plan import names_in_words
 from colonnade.checkpoint.schema import clip
@@ -129,10 +129,10 @@ def _check_kind(folder: Path, content: Mapping[str, Any]) -> None:
             f"init_lora_weights = {shown(content['init_lora_weights'])}: it has changed the base. Let peft write plain "
             "adapters (save_pretrained with path_initial_model_for_weight_conversion)"
         )
-    if type(content.get("lora_alpha")) not in (int, float):
+    if not is_number(content.get("lora_alpha")):
         problems.append(f"lora_alpha = {shown(content.get('lora_alpha'))} is no number")
     patterns = content.get("alpha_pattern") or {}
-    if not isinstance(patterns, dict) or not all(type(alpha) in (int, float) for alpha in patterns.values()):
+    if not isinstance(patterns, dict) or not all(map(is_number, patterns.values())):
         problems.append(f"alpha_pattern = {shown(patterns)} is no table of numbers")
     for key in sorted(content.keys() - _OF_NO_EFFECT):
         if content[key]:

@@ -4,6 +4,7 @@ So no key that changes what a model computes is passed over, also none that did 
 """
 
 import json
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -119,7 +120,7 @@ class Keys:
             self._problems.append(f"{name} is missing")
             return kind()
         value = self._content[found[0]] if found else default
-        if kind is float and type(value) is int:
+        if kind is float and type(value) is int and is_number(value):
             value = float(value)
         if value is not None and type(value) is not kind:
             self._problems.append(f"{name} = {shown(value)} is no {_WORDS[kind]}")
@@ -165,6 +166,11 @@ class Keys:
         ]
         if self._problems or others:
             raise Refused([*self._problems, *others])
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number, and one that a float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def shown(value: object) -> str:
