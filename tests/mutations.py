@@ -754,9 +754,9 @@ MUTATIONS = [
     ),
     Mutation(
         "one token alone may end a text",
-        "convert/to_huggingface.py",
-        " or (isinstance(value, list) and all(type(each) is int for each in value))",
-        "",
+        "huggingface/folder.py",
+        "value if isinstance(value, list) else [value]",
+        "[value]",
         ("tests/convert/test_round_trip.py",),
     ),
     # --- profiles and pages
@@ -4907,8 +4907,8 @@ MUTATIONS = [
     Mutation(
         "a text whose stop token comes last says that it ended by length",
         "generation/sample.py",
-        "if token == stop:",
-        "if token == stop and position < last:",
+        "if token in stop:",
+        "if token in stop and position < last:",
         ("tests/generation/test_sample.py",),
     ),
     Mutation(

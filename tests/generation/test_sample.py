@@ -132,7 +132,7 @@ def test_the_stop_token_ends_its_text_only() -> None:
     model = tiny_gpt(SERIAL)
     free = list(generate(Stages(model, SERIAL), PROMPTS, max_new_tokens=5, temperature=0.0))
     stop = tokens_of(free, 0)[2]
-    stopped = list(generate(Stages(model, SERIAL), PROMPTS, max_new_tokens=5, temperature=0.0, stop=stop))
+    stopped = list(generate(Stages(model, SERIAL), PROMPTS, max_new_tokens=5, temperature=0.0, stop=(stop,)))
     for number in range(3):
         text = tokens_of(free, number)
         expected = text[: text.index(stop) + 1] if stop in text else text
@@ -140,7 +140,7 @@ def test_the_stop_token_ends_its_text_only() -> None:
         last = [new.end for new in stopped if new.prompt == number]
         assert last == [None] * (len(expected) - 1) + ["stop" if stop in text else "length"]
     count = tokens_of(free, 0).index(stop) + 1
-    just = list(generate(Stages(model, SERIAL), PROMPTS[:1], max_new_tokens=count, temperature=0.0, stop=stop))
+    just = list(generate(Stages(model, SERIAL), PROMPTS[:1], max_new_tokens=count, temperature=0.0, stop=(stop,)))
     assert [new.end for new in just] == [None] * (count - 1) + ["stop"], "as the last token that was asked for too"
 
 

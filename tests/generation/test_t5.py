@@ -81,7 +81,7 @@ WAYS: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.5, "top_k"
 
 
 def texts(stages: Stages) -> list[list[Generated]]:
-    return [list(generate(stages, PROMPTS, max_new_tokens=6, stop=1, **way)) for way in WAYS]
+    return [list(generate(stages, PROMPTS, max_new_tokens=6, stop=(1,), **way)) for way in WAYS]
 
 
 @pytest.mark.slow

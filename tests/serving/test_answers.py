@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import tokenizers
 
+from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError
 from colonnade.serving import answers, ranks
 from colonnade.serving.answers import Writing
@@ -24,6 +26,14 @@ def test_prompt_and_text_fit_into_the_models_positions(monkeypatch: pytest.Monke
         ConfigError, match=r"7 new tokens behind a prompt of 5 do not fit into the model's 10 positions"
     ):
         answers._text(trained, Writing([1] * 5, tokens=7))
+
+
+def test_what_ends_a_text_is_what_the_checkpoint_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(answers, "generate", lambda *_, stop, **__: asked.append(stop) or iter(()))
+    tokenizer = Tokenizer.from_json(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
+    trained: Any = SimpleNamespace(stop=frozenset((7, 9)), stages=None, tokenizer=tokenizer)
+    assert list(answers._growing(trained, Writing([1], tokens=6))) == [""] and asked == [{7, 9}]
 
 
 def test_ranks_answer_however_long_nobody_has_asked(monkeypatch: pytest.MonkeyPatch) -> None:

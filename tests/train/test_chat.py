@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -139,6 +140,17 @@ def test_a_model_answers_until_the_turn_ends(talks: Path, tuned: Path, tmp_path:
     assert json.loads(again.out) == json.loads(answer.out)
     plain = here("generate", tuned, "--prompt", "What is it?", "--max-new-tokens", "4")
     assert plain.status == 0 and plain.out.startswith("What is it?")
+
+
+def test_an_answer_ends_where_a_text_does_too(talks: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr("colonnade.serving.trained.generate", lambda *_, **options: asked.append(options) or iter(()))
+    for chat in ([], ["--chat"]):
+        answer = here("generate", tuned, *chat, "--prompt", "What is it?", "--max-new-tokens", "2")
+        assert answer.status == 0, answer
+    tokenizer = Tokenizer.load(talks / "tokenizer")
+    end, turn = tokenizer.end_of_document, tokenizer.id_of("<|im_end|>")
+    assert [set(each["stop"]) for each in asked] == [{end}, {end, turn}] and end != turn
 
 
 @pytest.mark.parametrize(

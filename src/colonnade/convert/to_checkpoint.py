@@ -20,14 +20,13 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.tokenizer_config import read_text
 from colonnade.errors import CheckpointError, DataError
 from colonnade.huggingface.files import read_json
-from colonnade.huggingface.folder import Published, stub
+from colonnade.huggingface.folder import GENERATION_CONFIG, Published, stub
 from colonnade.huggingface.write import narrowed
 from colonnade.model.precision import DTYPES
 from colonnade.serving.trained import described
 from colonnade.tokenizer_files import CONFIG, NAMES
 
-_GENERATION = "generation_config.json"
-BESIDE = (CONFIG, NAMES, _GENERATION)
+BESIDE = (CONFIG, NAMES, GENERATION_CONFIG)
 """Files of theirs that are kept for the way back."""
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")
 _HEADER = """\
@@ -52,7 +51,7 @@ class Foreign(NamedTuple):
     def beside(self) -> dict[str, Path]:
         """By name, those of `BESIDE` that are there."""
         of_tokenizer = [] if self.tokenizer_at is None else [self.tokenizer_at / name for name in (CONFIG, NAMES)]
-        of_model = [folder / _GENERATION for folder in reversed(self.folders)]
+        of_model = [folder / GENERATION_CONFIG for folder in reversed(self.folders)]
         return {path.name: path for path in (*of_tokenizer, *of_model) if path.exists()}
 
     @property

@@ -26,7 +26,7 @@ from colonnade.data.text_template import with_control_tokens, with_end
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import INDEX
-from colonnade.huggingface.folder import CONFIG, TOKEN_IDS, open_published
+from colonnade.huggingface.folder import CONFIG, TOKEN_IDS, ids_in, open_published
 from colonnade.huggingface.order import to_theirs
 from colonnade.huggingface.write import Planned, PlannedFile, Writer, index_of, plan_files
 from colonnade.serving.trained import described, tokenizer_of
@@ -175,17 +175,12 @@ def _ids(it: Opened) -> dict[str, Any]:
     """Control tokens, all of them said: what is left out has a default that is an id of another vocabulary."""
     came = it.manifest.metadata.get("converted_from")
     if isinstance(came, dict):
-        return {key: came[key] if _is_id(came.get(key)) else None for key in TOKEN_IDS}
+        return {key: came[key] if ids_in(came.get(key)) else None for key in TOKEN_IDS}
     end = None if it.tokenizer is None else it.tokenizer.end_of_document
     pad = None if it.tokenizer is None or it.config.model.is_causal else it.tokenizer.id_of("[PAD]")
     if it.tokenizer is not None and it.family.has_decoder:
         end, pad = end_and_start(it.tokenizer)
     return dict(zip(TOKEN_IDS, (end, end, pad), strict=True))
-
-
-def _is_id(value: object) -> bool:
-    """Of one token, or of several that end a text."""
-    return type(value) is int or (isinstance(value, list) and all(type(each) is int for each in value))
 
 
 def _tokenizer_json(it: Opened, tokenizer: Tokenizer) -> str:

@@ -10,7 +10,7 @@ are continued one after the other: no padding, no mask, and each text is by cons
 given alone. What is lost is the throughput of a batch; what is gained is that a reader sees one text grow.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,7 +38,7 @@ Hidden = Callable[[Inputs], Carry | None]
 _ONE_STAGE = Axis("pp")
 
 End = Literal["stop", "length", "full"]
-"""Why a text ends: the stop token came, as many tokens as asked for, or the model has no further position."""
+"""Why a text ends: a stop token came, as many tokens as asked for, or the model has no further position."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 1234,
-    stop: int | None = None,
+    stop: Collection[int] = (),
     seq_length: int | None = None,
 ) -> Iterator[Generated]:
     """Continue each prompt by up to `max_new_tokens`, yielding each token as it comes; prompt after prompt.
 
-    `stop` (end of document) is yielded too, as the last. `seq_length`: use fewer positions than the model has. A text
-    that fills them ends with "full": the token behind the last position is still predicted, and cannot be read. The
-    sampling arguments are those of `Sampling`. Sends v/tp logits a token, and what the layers send. Raises ConfigError
-    and DataError when called, not when iterated.
+    Any token of `stop` (end of document) ends its text, and is yielded too. `seq_length`: use fewer positions than the
+    model has. A text that fills them ends with "full": the token behind the last position is still predicted, and
+    cannot be read. The sampling arguments are those of `Sampling`. Sends v/tp logits a token, and what the layers send.
+    Raises ConfigError and DataError when called, not when iterated.
     """
     sampling = Sampling(temperature, top_k, top_p, seed)
     if max_new_tokens < 1:
@@ -152,7 +152,7 @@ def _continue(
     max_new_tokens: int,
     limit: int | None,
     sampling: Sampling,
-    stop: int | None,
+    stop: Collection[int],
 ) -> Iterator[Generated]:
     text = stages.text(prompt, max_new_tokens, limit)
     last = text.before + max_new_tokens - 1  # position of the last token that can come
@@ -161,7 +161,7 @@ def _continue(
     for position in range(text.before, last + 1):
         token = choose(logits_behind(stages, inputs), sampling, prompt=number, position=position)
         end: End | None = None
-        if token == stop:
+        if token in stop:
             end = "stop"
         elif position == last:
             end = "length" if position - text.before + 1 == max_new_tokens else "full"

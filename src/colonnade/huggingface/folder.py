@@ -24,9 +24,10 @@ from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import DTYPES, read_json, tensors_in
 from colonnade.huggingface.order import to_ours
 
-CONFIG = "config.json"
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-"""Keys of config.json that mean nothing here, and are kept for the way back."""
+"""Keys of config.json that change nothing of the model. A checkpoint keeps them: text ends where they say, and they go
+back."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 _OLD = re.compile(r"LayerNorm\.(gamma|beta)$")
 _NEW = {"gamma": "LayerNorm.weight", "beta": "LayerNorm.bias"}
@@ -152,6 +153,12 @@ def labels_of(content: Mapping[str, Any], model: ModelConfig) -> tuple[str, ...]
     found = tuple(named.get(str(number)) for number in range(model.num_labels or 0))
     unnamed = all(name == f"LABEL_{number}" for number, name in enumerate(found))
     return () if unnamed or not all(isinstance(name, str) for name in found) else tuple(map(str, found))
+
+
+def ids_in(value: object) -> list[int]:
+    """The value of one of `TOKEN_IDS`: one token, or several that end a text; none where it says none."""
+    ids: list[Any] = value if isinstance(value, list) else [value]
+    return ids if all(type(each) is int for each in ids) else []
 
 
 def stub(source: Path, model: ModelConfig, precision: str) -> Config:

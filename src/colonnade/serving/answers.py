@@ -85,7 +85,7 @@ def _growing(trained: Trained, wanted: Writing) -> Iterator[str]:
         trained.stages,
         [wanted.prompt],
         max_new_tokens=wanted.tokens,
-        stop=trained.tokenizer.end_of_document,
+        stop=trained.stop,
         **asdict(sampling),
     )
     for new in made:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -29,11 +29,12 @@ from colonnade.data.chat_template import ChatTemplate, Message
 from colonnade.data.conversation import Chat
 from colonnade.data.t5_dataset import end_and_start
 from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.tokenizer_config import control_tokens
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.generation.sample import Stages, generate
 from colonnade.generation.sampling import Sampling
 from colonnade.generation.stream import TextDelta, end_note, prompt_tokens, stream_text
-from colonnade.huggingface.folder import is_published
+from colonnade.huggingface.folder import GENERATION_CONFIG, ids_in, is_published
 from colonnade.huggingface.peft import is_peft
 from colonnade.launch.devices import choose_device
 from colonnade.launch.join import joined
@@ -83,6 +84,8 @@ class Trained:
     """How conversations are written down, where the checkpoint says it."""
     labels: tuple[str, ...] = ()
     """Names of what a classifier tells apart, where the checkpoint says them."""
+    ends: frozenset[int] = frozenset()
+    """Tokens that end a text, where the checkpoint says them."""
 
     @cached_property
     def chat(self) -> Chat:
@@ -115,10 +118,13 @@ class Trained:
         return f'"{self.config.model.kind}"'
 
     @property
-    def stop(self) -> int | None:
-        """The token that ends what is written."""
+    def stop(self) -> frozenset[int]:
+        """The tokens that end what is written: where the checkpoint says none, the one that ends documents."""
+        if self.ends:
+            return self.ends
         is_t5 = isinstance(self.model, T5)
-        return end_and_start(self.tokenizer)[0] if is_t5 else self.tokenizer.end_of_document
+        end = end_and_start(self.tokenizer)[0] if is_t5 else self.tokenizer.end_of_document
+        return frozenset(() if end is None else (end,))
 
     def prompt(self, text: str) -> list[int]:
         """Its tokens: a T5 reads texts with an end."""
@@ -127,6 +133,7 @@ class Trained:
         return prompt_tokens(self.tokenizer, text)
 
 
+_END = "eos_token_id"  # in what describes a published model
 _HELD_OUT = "it can be evaluated on the held-out parts of its run's data (--part validation, --part test), and no more."
 
 
@@ -196,7 +203,8 @@ def print_continuations(
     if chats is None:
         ids = [trained.prompt(prompt) for prompt in prompts]
     else:
-        ids, stop = [trained.chat.prompt(each) for each in chats], trained.chat.end_of_turn
+        ids, turn = [trained.chat.prompt(each) for each in chats], trained.chat.end_of_turn
+        stop = stop if turn is None else stop | {turn}
         prompts = [each[-1]["content"] for each in chats]
     made = generate(trained.stages, ids, max_new_tokens=max_new_tokens, **asdict(sampling), stop=stop)
     is_t5 = isinstance(trained.model, T5)
@@ -276,6 +284,7 @@ def open_trained(
     return Trained(
         *(model, mesh, inference.hidden, tokenizer, config, metadata.step, used, metadata.base, template),
         labels=metadata.labels,
+        ends=ends_of(path, manifest, tokenizer),
     )
 
 
@@ -346,14 +355,38 @@ def tokenizer_of(path: Path, manifest: Manifest) -> Tokenizer:
 
 def template_of(path: Path, manifest: Manifest) -> ChatTemplate | None:
     """The chat template that a checkpoint carries. CheckpointError if it is damaged."""
-    if CHAT not in manifest.files:
-        return None
-    check_hash(path, manifest, CHAT)
+    return ChatTemplate.from_json(_object_of(path, manifest, CHAT))
+
+
+def ends_of(path: Path, manifest: Manifest, tokenizer: Tokenizer) -> frozenset[int]:
+    """The tokens that end a text: what a published model says in its generation_config.json, else in its config.json,
+    as for transformers, else by its tokenizer's name for one. None where the checkpoint says nothing, and of a run
+    whose documents have an end.
+    """
+    came = manifest.metadata.get("converted_from")
+    published = came if isinstance(came, dict) else {}
+    for content in (_object_of(path, manifest, GENERATION_CONFIG), published):
+        if ids := ids_in(content.get(_END)):
+            return frozenset(ids)
+    if not published and tokenizer.end_of_document is not None:
+        return frozenset()
+    name = control_tokens(_object_of(path, manifest, CHAT)).get("eos_token")
+    found = None if name is None else tokenizer.id_of(name)
+    return frozenset(() if found is None else (found,))
+
+
+def _object_of(path: Path, manifest: Manifest, name: str) -> Mapping[str, Any]:
+    """A file of JSON in a checkpoint; empty where it is not there, or holds something else. CheckpointError if it is
+    damaged.
+    """
+    if name not in manifest.files:
+        return {}
+    check_hash(path, manifest, name)
     try:
-        content = json.loads(read_plain(path / CHAT, MOST_BYTES))
+        content = json.loads(read_plain(path / name, MOST_BYTES))
     except (ValueError, RecursionError):
-        raise CheckpointError(f"{path / CHAT} is damaged: it is no JSON. {remedy(path)}") from None
-    return ChatTemplate.from_json(content) if isinstance(content, dict) else None
+        raise CheckpointError(f"{path / name} is damaged: it is no JSON. {remedy(path)}") from None
+    return content if isinstance(content, dict) else {}
 
 
 def _weights(model: Transformer, tp: Axis) -> Iterator[Shard]:
