@@ -2925,7 +2925,7 @@ MUTATIONS = [
     Mutation(
         "a task's temperature without do_sample is passed over",
         "lm_eval/model.py",
-        'options.get("do_sample", temperature > 0)',
+        'options.get("do_sample", options.get("temperature", 0) > 0)',
         'options.get("do_sample", False)',
         ("tests/lm_eval/test_model.py",),
     ),

@@ -90,6 +90,15 @@ def test_the_harness_knows_it() -> None:
     assert get_model("colonnade") is ColonnadeLM
 
 
+def test_the_harness_own_models_stay() -> None:
+    """In a process of its own: in this one they are imported already."""
+    program = "import colonnade.lm_eval.model; from lm_eval.api.registry import get_model; print(get_model('dummy'))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, env=environment(), timeout=60
+    )
+    assert done.returncode == 0 and "DummyLM" in done.stdout, done.stderr
+
+
 @pytest.mark.slow
 def test_it_answers_as_the_harness_own_model_does(ours: ColonnadeLM, hf: Any) -> None:
     theirs = answers(hf)
@@ -127,11 +136,17 @@ def test_texts_are_drawn_where_a_temperature_is_given_each_on_its_own(
 ) -> None:
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(ours, "_ask", lambda request: [asked.append(each) or "" for each in request["write"]])
-    options = ({"temperature": 0.8}, {"temperature": 0.8, "do_sample": False}, {"do_sample": True}, {})
+    options = (
+        {"temperature": 0.8, "top_k": 3, "top_p": 0.9},
+        {"temperature": 0.8, "do_sample": False},
+        {"do_sample": True, "temperature": None},
+        {"num_beams": 1, "repetition_penalty": 1.0},
+    )
     ours.generate_until(
         requests("generate_until", [("It was", {"max_gen_toks": 4} | each) for each in options]), disable_tqdm=True
     )
-    assert [each["temperature"] for each in asked] == [0.8, 0.0, 0.0, 0.0]
+    assert [each["temperature"] for each in asked] == [0.8, 0.0, 1.0, 0.0]
+    assert [(each["top_k"], each["top_p"]) for each in asked] == [(3, 0.9), *[(0, 1.0)] * 3]
     assert len({each["seed"] for each in asked}) == len(options)
 
 
@@ -203,6 +218,25 @@ def test_requests_that_cannot_be_answered(ours: ColonnadeLM) -> None:
         ours.loglikelihood(requests("loglikelihood", [("a", "word " * 60)]), disable_tqdm=True)
     with pytest.raises(ConfigError, match="would be read as text"):
         ours.apply_chat_template([{"role": "user", "content": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"repetition_penalty": 5.0, "num_beams": 4}, r"repetition_penalty = 5\.0, num_beams = 4 cannot be obeyed"),
+        (
+            {"min_p": 0.1, "until": ["a"]},
+            r"min_p = 0\.1 cannot be obeyed\. .* until, .* max_gen_toks, .* top_p\. ",
+        ),
+        ({"length_penalty": 1}, "length_penalty = 1 cannot"),
+        ({"temperature": "warm"}, "temperature = 'warm' cannot"),
+        ({"do_sample": True, "temperature": 0.0}, "do_sample = True draws tokens, and temperature = 0 takes"),
+    ],
+)
+def test_options_of_a_text_that_cannot_be_obeyed(ours: ColonnadeLM, options: dict[str, Any], said: str) -> None:
+    """They are in the harness' results as if they had been."""
+    with pytest.raises(ConfigError, match=said):
+        ours.generate_until(requests("generate_until", [("a", {"max_gen_toks": 4} | options)]))
 
 
 LAST_WORD = """\

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import lm_eval.models  # noqa: F401  registers the harness' own models, which it does itself only where there are none
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
@@ -20,6 +21,7 @@ from colonnade import __version__
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError, DataError
+from colonnade.generation.sampling import Sampling
 from colonnade.lm_eval.options import read_arguments
 from colonnade.serving.answers import Writing, answer
 from colonnade.serving.options import chosen
@@ -31,6 +33,8 @@ Scored = tuple[tuple[str, str] | None, list[int], list[int]]
 """The text of a request, where it has one of its own, and its tokens."""
 _BATCHES = 16  # that are asked for at once: between two questions the bar moves
 _COUNT_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_NUMBERS = (*_COUNT_NAMES, "do_sample", "temperature", "top_k", "top_p")
+_OFF = {"num_beams": 1, "repetition_penalty": 1, "min_p": 0}  # what tasks say of others to have none of them
 
 
 @register_model("colonnade")
@@ -180,9 +184,11 @@ class ColonnadeLM(TemplateLM):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return found
 
-    def _writing(self, context: str, options: dict[str, Any], number: int) -> Writing:
-        until = options.get("until") or []
-        counts = [options[name] for name in _COUNT_NAMES if options.get(name) is not None]
+    def _writing(self, context: str, given: dict[str, Any], number: int) -> Writing:
+        options = {name: value for name, value in given.items() if value is not None}
+        _check_obeyed(options)
+        until = options.get("until", [])
+        counts = [options[name] for name in _COUNT_NAMES if name in options]
         tokens = int(counts[0]) if counts else self.arguments.max_gen_toks
         if tokens >= self.max_length:
             raise ConfigError(
@@ -191,16 +197,36 @@ class ColonnadeLM(TemplateLM):
                 "nothing."
             )
         prompt = self.tok_encode(context)[-(self.max_length - tokens) :] or [self.prefix_token_id]
-        temperature = float(options.get("temperature") or 0.0)
+        is_drawn = options.get("do_sample", options.get("temperature", 0) > 0)
         return Writing(
             prompt,
             tokens,
             [until] if isinstance(until, str) else until,
-            temperature=temperature if options.get("do_sample", temperature > 0) else 0.0,
-            top_k=int(options.get("top_k") or 0),
-            top_p=float(options.get("top_p") or 1.0),
+            temperature=float(options.get("temperature", Sampling.temperature)) if is_drawn else 0.0,
+            top_k=int(options.get("top_k", Sampling.top_k)),
+            top_p=float(options.get("top_p", Sampling.top_p)),
             seed=number,
         )
+
+
+def _check_obeyed(options: dict[str, Any]) -> None:
+    """ConfigError for options of a text, by a task or by `--gen_kwargs`, that would change nothing here."""
+    passed_over = [f"{name} = {value!r}" for name, value in options.items() if not _is_obeyed(name, value)]
+    if passed_over:
+        raise ConfigError(
+            f"--gen_kwargs, or the generation_kwargs of a task: {', '.join(passed_over)} cannot be obeyed. What can be "
+            f"is until, with texts, and with numbers {', '.join(_NUMBERS)}. Leave out the rest."
+        )
+    if options.get("do_sample") and options.get("temperature") == 0:
+        raise ConfigError(
+            "--gen_kwargs, or the generation_kwargs of a task: do_sample = True draws tokens, and temperature = 0 "
+            "takes the likeliest. Set temperature above 0, or do_sample=False."
+        )
+
+
+def _is_obeyed(name: str, value: Any) -> bool:
+    is_number = isinstance(value, int | float)
+    return name == "until" or (name in _NUMBERS and is_number) or (name in _OFF and value == _OFF[name])
 
 
 def _watched(numbers: Iterable[int], at_once: int, what: str, silent: bool) -> Iterator[list[int]]:
