@@ -116,8 +116,12 @@ def test_examples_without_labels_are_predicted_and_not_scored(
         (["mnli.jsonl", "--format", "nothing"], "no format of examples"),
         (["mnli.jsonl", "--format", "chat"], "--format chat: a conversation has no label to predict. Use cola, sst2, "),
         (["mnli.jsonl", "--format", "preferences"], "wnli, race or squad, or write answers"),
-        (["race.jsonl", "--format", "race"], 'Set model.head = "choice"'),
-        (["qqp"], "Set model.num_labels = 2"),
+        (
+            ["race.jsonl", "--format", "race"],
+            'colonnade: race.jsonl: examples of race, for model.head = "choice", and model.head is "classification" in '
+            "the checkpoint. Use a checkpoint of a model that was fine-tuned for them, or name other files.",
+        ),
+        (["qqp"], "and model.num_labels = 3 in the checkpoint. Use a checkpoint of a model"),
         (["mnli", "--output", "predictions.csv"], "Use a name that ends so"),
         (["mnli", "--output", "nowhere/predictions.tsv"], "there is no folder"),
         (["bad.jsonl", "--format", "mnli"], "bad.jsonl, line 2"),

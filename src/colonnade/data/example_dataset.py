@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,25 +172,36 @@ def fields_of(file: TokenFile) -> ExampleFields:
 
 def check_fields(file: TokenFile, fields: ExampleFields, reading: Reading) -> None:
     """DataError where the examples are not for this head, or have another number of labels."""
+    wrong = misfit(fields, reading)
+    if wrong is not None:
+        raise DataError(f"{file.prefix} has {wrong.what}. Set {wrong.wanted}, or name another file.")
+
+
+class Misfit(NamedTuple):
+    """Why examples are not those that a model reads."""
+
+    what: str
+    """The examples, beside what the model has."""
+    wanted: str
+    """The key and the value that they are for."""
+
+
+def misfit(fields: ExampleFields, reading: Reading) -> Misfit | None:
+    """None where the examples are for this head, with its number of labels."""
     if fields.head != reading.head:
-        raise DataError(
-            f'{file.prefix} has examples of {fields.format}, for model.head = "{fields.head}", and model.head is '
-            f'"{reading.head}". Set model.head = "{fields.head}", or name another file.'
-        )
+        key = f'model.head = "{fields.head}"'
+        return Misfit(f'examples of {fields.format}, for {key}, and model.head is "{reading.head}"', key)
     options = len(fields.fields) - 1
     wanted = options if reading.head == "choice" else len(fields.labels) or 1
-    if wanted != reading.num_labels:
-        what = (
-            counted(wanted, "text") + " to choose from"
-            if reading.head == "choice"
-            else (
-                counted(wanted, "label") + f": {', '.join(fields.labels)}" if fields.labels else "scores, and no labels"
-            )
-        )
-        raise DataError(
-            f"{file.prefix} has examples of {fields.format} with {what}, and model.num_labels = {reading.num_labels}. "
-            f"Set model.num_labels = {wanted}."
-        )
+    if wanted == reading.num_labels:
+        return None
+    what = (
+        counted(wanted, "text") + " to choose from"
+        if reading.head == "choice"
+        else (counted(wanted, "label") + f": {', '.join(fields.labels)}" if fields.labels else "scores, and no labels")
+    )
+    there = f"examples of {fields.format} with {what}"
+    return Misfit(f"{there}, and model.num_labels = {reading.num_labels}", f"model.num_labels = {wanted}")
 
 
 def check_labels(file: TokenFile, documents: range, fields: ExampleFields, reading: Reading) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from colonnade.atomic import write_whole
 from colonnade.config.numbers import counted, one_of
 from colonnade.data.datasets import open_tokens
-from colonnade.data.example_dataset import ExampleDataset, PairTokens, Reading, fields_of
+from colonnade.data.example_dataset import ExampleDataset, PairTokens, Reading, fields_of, misfit
 from colonnade.data.indexed import idx_path
 from colonnade.data.label_names import numbers_of
 from colonnade.data.loader import evaluation_batches
@@ -172,6 +172,12 @@ def predict(
     with _token_file(trained, inputs, format_name) as prefix:
         file = open_tokens(prefix, vocab_size=model.vocab_size, tokenizer=trained.tokenizer)
         reading = Reading(PairTokens.of(trained.tokenizer), head, model.num_logits, labelled=False)
+        wrong = misfit(fields_of(file), reading)
+        if wrong is not None:
+            raise DataError(
+                f"{' '.join(map(str, inputs))}: {wrong.what} in the checkpoint. Use a checkpoint of a model that was "
+                "fine-tuned for them, or name other files."
+            )
         length, everything = trained.config.model.seq_length, range(file.num_documents)
         dataset = ExampleDataset(file, everything, length, vocab_size=model.vocab_size, reading=reading)
         task = Labels()
