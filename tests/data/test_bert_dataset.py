@@ -188,7 +188,7 @@ def test_passes_are_those_of_the_order(file: TokenFile) -> None:
 
 
 def test_too_little_text(file: TokenFile) -> None:
-    with pytest.raises(DataError, match=r"takes 60,997 beside its control tokens"):
+    with pytest.raises(DataError, match=r"a sample of 61,000 takes 60,997 beside its control tokens\. .* curriculum"):
         opened(file, seq_length=61_000 + 0)
     with pytest.raises(DataError, match=r"\(5 or more\)"):
         opened(file, seq_length=4)

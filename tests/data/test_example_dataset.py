@@ -73,6 +73,13 @@ def test_a_part_has_the_tokens_of_its_own_documents(tmp_path: Path) -> None:
     assert [(len(part), part.num_tokens) for part in parts] == [(1, 4), (2, 8), (3, 12)]
 
 
+def test_sequences_without_room_for_two_texts(tmp_path: Path) -> None:
+    """They may be those of a phase, so that no one key is named for them."""
+    said = r"^sequences of 7 tokens leave no room .* Use a model\.seq_length \(.* each curriculum\.seq_length\) of 8 or"
+    with pytest.raises(DataError, match=said):
+        dataset(tmp_path, [([11, 12], [21, 22], [0])], LABELS, 3, length=7)
+
+
 def test_one_text(tmp_path: Path) -> None:
     fields = ExampleFields("sst2", "classification", ("text_a",), ("x", "y"))
     rows = dataset(tmp_path, [[list(range(9)), [1]]], fields, 2).rows([0])

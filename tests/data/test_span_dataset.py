@@ -81,7 +81,7 @@ def test_phases_cut_windows_at_their_own_length(tmp_path: Path) -> None:
 def test_what_is_refused(tmp_path: Path) -> None:
     folder = write_questions(tmp_path)
     with pytest.raises(
-        DataError, match=r"question of \d tokens?, and model.seq_length = 5 leaves no room .* seq_length of 7"
+        DataError, match=r"question of \d tokens?, and a sequence of 5 leaves no room .* curriculum\.seq_length\) of 7"
     ):
         opened(folder, 5)
     with pytest.raises(DataError, match=r"document .* has token id"):

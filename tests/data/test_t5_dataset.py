@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from colonnade.config.corruption import Lengths
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import open_datasets
+from colonnade.data.datasets import NoSampleError, open_datasets
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.gpt_dataset import TextSamples
 from colonnade.data.sampler import AllEpochsOrder
@@ -124,9 +124,15 @@ def test_too_few_sentinels(write_tokens: Write) -> None:
 
 
 def test_sequences_too_short(write_tokens: Write) -> None:
-    with pytest.raises(DataError, match=r"hold no text: each takes a token, a sentinel and an end. Set both to 3"):
+    with pytest.raises(DataError, match=r"hold no text: each takes a token, a sentinel and an end. .* of 3 or more"):
         dataset(write_tokens(100), 2)
     assert dataset(write_tokens(100), 3, decoder_length=3).text_length == 2
+
+
+def test_too_little_text_is_told_by_its_own_length(write_tokens: Write) -> None:
+    """Which is not model.seq_length: spans are cut out of it."""
+    with pytest.raises(NoSampleError, match=r"no text of 40 tokens, which a T5 sample of 36 to read and 9 to write"):
+        dataset(write_tokens(20), 36, decoder_length=9)
 
 
 def test_phases_have_their_own_length_and_the_decoders_stays(write_tokens: Write) -> None:

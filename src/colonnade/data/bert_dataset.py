@@ -36,7 +36,7 @@ from colonnade.data.datasets import (
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.indexed import TokenFile
 from colonnade.data.masking import Flags, Integers, Masking, WordPieces, choose, shown_to_model
-from colonnade.data.phased_dataset import PhasedDataset
+from colonnade.data.phased_dataset import LENGTH_KEYS, PhasedDataset
 from colonnade.data.rows import Samples, Text
 from colonnade.data.sampler import InOrder, Order
 from colonnade.data.sidecar import read_sidecar
@@ -100,8 +100,8 @@ class BertDataset:
         if self._room < 2 or not self.num_samples:
             raise NoSampleError(
                 f"{file.prefix}: documents {documents.start:,} to {documents.stop - 1:,} hold {self.num_tokens:,} "
-                f"tokens, and a sample of model.seq_length = {seq_length:,} takes {self._room:,} beside its control "
-                "tokens. Add text, or set another model.seq_length (5 or more)."
+                f"tokens, and a sample of {seq_length:,} takes {self._room:,} beside its control tokens. Add text, or "
+                f"set another {LENGTH_KEYS} (5 or more)."
             )
         self.order: Order = order or InOrder(self.num_samples)
         self._text = Text(file, start, self.num_tokens, seq_length, len(pieces.continues))

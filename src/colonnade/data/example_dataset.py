@@ -22,7 +22,7 @@ from colonnade.data.curriculum import Curriculum
 from colonnade.data.datasets import Dataset, TrainingDataset
 from colonnade.data.indexed import TokenFile, Tokens
 from colonnade.data.made_dataset import MadeDataset
-from colonnade.data.phased_dataset import PhasedDataset
+from colonnade.data.phased_dataset import LENGTH_KEYS, PhasedDataset
 from colonnade.data.rows import Flags, Integers, Samples
 from colonnade.data.sampler import Order
 from colonnade.data.sidecar import ExampleFields, read_sidecar
@@ -124,7 +124,8 @@ class ExampleDataset(MadeDataset[LabelledRows]):
         check_fields(file, self._fields, reading)
         if seq_length < 8:
             raise DataError(
-                f"model.seq_length = {seq_length} leaves no room for two texts and three control tokens. Use 8 or more."
+                f"sequences of {seq_length} tokens leave no room for two texts and three control tokens. Use a "
+                f"{LENGTH_KEYS} of 8 or more."
             )
         if not is_remote(file.prefix):  # where each would be a request; they are checked when they are read
             check_labels(file, documents, self._fields, reading)

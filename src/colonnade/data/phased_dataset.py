@@ -14,6 +14,9 @@ from colonnade.data.curriculum import Curriculum
 from colonnade.data.datasets import Dataset, Passes, Positions
 from colonnade.data.rows import Integers, Samples
 
+LENGTH_KEYS = "model.seq_length (with a curriculum, each curriculum.seq_length)"
+"""What sets the length of samples: a data set knows its own alone, whichever key says it."""
+
 
 class PhasedDataset:
     """The samples of a run, by their positions under a curriculum."""

@@ -21,7 +21,7 @@ from colonnade.data.curriculum import Curriculum
 from colonnade.data.datasets import Dataset, TrainingDataset
 from colonnade.data.indexed import TokenFile
 from colonnade.data.made_dataset import MadeDataset
-from colonnade.data.phased_dataset import PhasedDataset
+from colonnade.data.phased_dataset import LENGTH_KEYS, PhasedDataset
 from colonnade.data.rows import Flags, Integers, Samples
 from colonnade.data.sampler import Order
 from colonnade.data.sidecar import PREFERENCES, read_sidecar
@@ -111,9 +111,9 @@ def _check_lengths(file: TokenFile, documents: range, seq_length: int) -> None:
     full = np.asarray((lengths[:, [0, 2]] > seq_length).any(axis=1)).reshape(-1)
     if full.any():
         raise DataError(
-            f"{file.prefix}: {counted(int(full.sum()), 'prompt')} of {len(full):,} fill model.seq_length = "
-            f"{seq_length:,} and leave no room for an answer, the first in document "
-            f"{documents.start + int(np.argmax(full)):,}. Use a longer model.seq_length, or leave them out of the file."
+            f"{file.prefix}: {counted(int(full.sum()), 'prompt')} of {len(full):,} fill sequences of {seq_length:,} "
+            "tokens and leave no room for an answer, the first in document "
+            f"{documents.start + int(np.argmax(full)):,}. Use a longer {LENGTH_KEYS}, or leave them out of the file."
         )
 
 

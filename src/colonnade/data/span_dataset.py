@@ -23,7 +23,7 @@ from colonnade.data.datasets import Dataset, TrainingDataset
 from colonnade.data.example_dataset import PairTokens, fields_of, pair_tokens_of
 from colonnade.data.indexed import TokenFile, Tokens
 from colonnade.data.made_dataset import MadeDataset
-from colonnade.data.phased_dataset import PhasedDataset
+from colonnade.data.phased_dataset import LENGTH_KEYS, PhasedDataset
 from colonnade.data.question_windows import CONTROL_TOKENS, Windows
 from colonnade.data.rows import Flags, Integers, Samples
 from colonnade.data.sampler import Order
@@ -114,8 +114,8 @@ def window_counts(file: TokenFile, documents: range, seq_length: int, windows: W
         first = int(np.flatnonzero(found == 0)[0])
         raise DataError(
             f"{file.prefix}: document {documents.start + first:,} has a question of "
-            f"{counted(int(questions[first]), 'token')}, and model.seq_length = {seq_length} leaves no room "
-            f"for text behind it and {CONTROL_TOKENS} control tokens. Use a seq_length of "
+            f"{counted(int(questions[first]), 'token')}, and a sequence of {seq_length} leaves no room "
+            f"for text behind it and {CONTROL_TOKENS} control tokens. Use a {LENGTH_KEYS} of "
             f"{int(questions.max()) + CONTROL_TOKENS + 1} or more, or make the file again with a smaller "
             "--max-query-length."
         )

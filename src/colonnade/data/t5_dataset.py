@@ -20,11 +20,19 @@ from numpy.typing import NDArray
 from colonnade.config.corruption import Lengths
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
-from colonnade.data.datasets import Dataset, FileDataset, Passes, Positions, TrainingDataset, check_text
+from colonnade.data.datasets import (
+    Dataset,
+    FileDataset,
+    NoSampleError,
+    Passes,
+    Positions,
+    TrainingDataset,
+    check_text,
+)
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.indexed import TokenFile
-from colonnade.data.phased_dataset import PhasedDataset
+from colonnade.data.phased_dataset import LENGTH_KEYS, PhasedDataset
 from colonnade.data.rows import Samples
 from colonnade.data.sampler import Order
 from colonnade.data.sentencepiece import SENTINEL
@@ -120,19 +128,27 @@ class T5Dataset:
         length = corruption.lengths.text(seq_length, decoder_length)
         if length < 2:
             raise DataError(
-                f"T5 samples of model.seq_length = {seq_length} and model.decoder_seq_length = {decoder_length} hold "
-                f"no text: each takes a token, a sentinel and an end. Set both to {SHORTEST} or more."
+                f"T5 samples of {seq_length} tokens to read and {decoder_length} to write hold no text: each takes a "
+                f"token, a sentinel and an end. Use a {LENGTH_KEYS}, and a model.decoder_seq_length, of {SHORTEST} or "
+                "more."
             )
         _, spans = corruption.lengths.cut(length)
         if spans > len(corruption.sentinels):
             raise DataError(
                 f"texts of {length:,} tokens have {spans} spans cut out, but the vocabulary has "
-                f"{len(corruption.sentinels)} sentinels. Use a shorter model.seq_length, longer spans "
-                "(data.corruption.mean_length), or a tokenizer with more <extra_id_…>."
+                f"{len(corruption.sentinels)} sentinels. Use a shorter "
+                f"{LENGTH_KEYS}, longer spans (data.corruption.mean_length), or a tokenizer with more <extra_id_…>."
             )
         self.text_length = length
-        self._texts = GPTDataset(file, documents, length, vocab_size=vocab_size, order=order)
         self.file, self.documents = file, documents
+        try:
+            self._texts = GPTDataset(file, documents, length, vocab_size=vocab_size, order=order)
+        except NoSampleError:
+            raise NoSampleError(
+                f"{file.prefix}: documents {documents.start:,} to {documents.stop - 1:,} hold no text of "
+                f"{length + 1:,} tokens, which a T5 sample of {seq_length:,} to read and {decoder_length:,} to write "
+                f"takes. Give this split more documents (data.split), add text, or use a shorter {LENGTH_KEYS}."
+            ) from None
         self.num_tokens, self.num_samples = self._texts.num_tokens, self._texts.num_samples
 
     @property
