@@ -4038,8 +4038,8 @@ MUTATIONS = [
     Mutation(
         "spans of another mean length ask for no decoder length of their own",
         "config/check_t5.py",
-        "if model.decoder_seq_length is None and config.data.corruption != CorruptionConfig():",
-        "if model.decoder_seq_length is None and config.data.corruption.share != CorruptionConfig().share:",
+        "if model.decoder_seq_length is None and wanted != model.decoder_length:",
+        "if model.decoder_seq_length is None and wanted < model.decoder_length:",
         ("tests/config/test_check_t5.py",),
     ),
     Mutation(

@@ -78,6 +78,16 @@ BLENDED = SMALL.replace('train = "corpus"', 'blend = {"tokens/web" = 0.7, "token
             "units: each chunk needs one. Use virtual_stages = 2 or fewer stages.",
         ),
         (
+            ("parallel.pp=3", "parallel.virtual_stages=2", "parallel.schedule=interleaved"),
+            "parallel.pp × parallel.virtual_stages = 3 × 2 = 6 chunks, but 2 blocks, the embedding and the head are 4 "
+            'units: each chunk needs one. Use virtual_stages = 1 with schedule = "1f1b", or fewer stages.',
+        ),
+        (
+            ("parallel.pp=6", "parallel.virtual_stages=2", "parallel.schedule=interleaved"),
+            "parallel.pp × parallel.virtual_stages = 6 × 2 = 12 chunks, but 2 blocks, the embedding and the head are 4 "
+            "units: each chunk needs one. Use fewer stages, or more layers.",
+        ),
+        (
             ("parallel.pp=2", "parallel.cuts=[1, 1, 2]"),
             "parallel.cuts has 3 numbers, but parallel.pp × parallel.virtual_stages = 2 × 1 = 2: a number for each "
             "chunk. Give 2 numbers, 4 in all.",

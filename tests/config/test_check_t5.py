@@ -89,6 +89,11 @@ def test_what_does_not_go_together(overrides: dict[str, Any], part: str) -> None
     assert part in said, said
 
 
+def test_spans_that_leave_the_decoder_as_long_as_it_is_need_no_length() -> None:
+    assert problems({"model.seq_length": 16, "data.corruption.mean_length": 5}) == []
+    assert problems({"model.seq_length": 72, "data.corruption.mean_length": 5}) != []
+
+
 def test_masks_of_the_longer_stack_fit_a_stream() -> None:
     (line,) = problems(decoder_seq_length=65537, attention_dropout=0.1)
     assert "draws a mask of decoder_seq_length² = 65,537² elements for each head" in line

@@ -20,13 +20,22 @@ def units_for_every_chunk(config: Config) -> Messages:
     if parallel.virtual_stages > 1:
         yield (
             f"parallel.pp × parallel.virtual_stages = {parallel.pp} × {parallel.virtual_stages} = {chunks} chunks, but "
-            f"{held}: each chunk needs one. Use virtual_stages = {max(1, units // parallel.pp)} or fewer stages."
+            f"{held}: each chunk needs one. Use {_fewer_chunks(config)}."
         )
     else:
         yield (
             f"parallel.pp = {parallel.pp} stages, but {held}: each stage needs one. "
             f"Use at most {units}, or more layers."
         )
+
+
+def _fewer_chunks(config: Config) -> str:
+    """What is left of virtual stages where there are too many chunks."""
+    parallel, most = config.parallel, config.model.num_units // config.parallel.pp
+    if most == 0:
+        return "fewer stages, or more layers"
+    plain = ' with schedule = "1f1b",' if most == 1 and parallel.schedule == "interleaved" else ""
+    return f"virtual_stages = {most}{plain} or fewer stages"
 
 
 def cuts_fit(config: Config) -> Messages:

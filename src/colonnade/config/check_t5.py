@@ -72,8 +72,8 @@ def samples_of_t5(config: Config) -> Messages:
         return
     if model.decoder_length < 3:
         yield f"model.decoder_seq_length = {model.decoder_length} is too short for T5 samples. Set it to 3 or more."
-    if model.decoder_seq_length is None and config.data.corruption != CorruptionConfig():
-        wanted = lengths.widths(max(2, lengths.text(model.seq_length)))[1]
+    wanted = lengths.widths(max(2, lengths.text(model.seq_length)))[1]
+    if model.decoder_seq_length is None and wanted != model.decoder_length:
         yield (
             f"[data.corruption] makes decoder sequences of {wanted} tokens beside model.seq_length = "
             f"{model.seq_length}, and model.decoder_seq_length, unset, is {model.decoder_length}. Set "
