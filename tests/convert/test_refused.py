@@ -418,6 +418,19 @@ def test_sources_and_targets(folders: Path, tmp_path: Path, monkeypatch: pytest.
     assert said in refused(tmp_path, theirs, "ours", "--max-shard-size", "1KB")
 
 
+def test_targets_that_cannot_be_made(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is converted, also with --dry-run, and by no name but those that were given."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_bytes(b"")
+    theirs, longest = folders / "gpt2", os.pathconf(tmp_path, "PC_NAME_MAX") - len("..partial")
+    for target in ("file/ours", "file/a/ours"):
+        said = f"colonnade: {target} cannot be made: {tmp_path / 'file'} is no folder. Choose another TARGET.\n"
+        assert refused(tmp_path, theirs, target, "--dry-run") == said
+    said = f"has a name of {longest + 1} bytes, and where it is to be made a TARGET's can have {longest} at most"
+    assert said in refused(tmp_path, theirs, "a/" + "x" * (longest + 1))
+    assert here("convert", theirs, "x" * longest).status == 0
+
+
 def test_a_target_that_appears_during_a_conversion_is_left_as_it_is(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

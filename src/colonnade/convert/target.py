@@ -17,10 +17,20 @@ WHEN_FULL = "Free some space, or choose a TARGET on another disk, and run the co
 
 
 def check_target(target: Path) -> None:
-    """CheckpointError if there is something already."""
+    """CheckpointError if there is something already, or if nothing can be made there."""
     if os.path.lexists(target):
         raise CheckpointError(
             f"{target} exists already, and a conversion overwrites nothing. Choose another TARGET, or remove it."
+        )
+    above = next(path for path in target.absolute().parents if os.path.lexists(path))
+    if not above.is_dir():
+        raise CheckpointError(f"{target} cannot be made: {above} is no folder. Choose another TARGET.")
+    most, longer = os.pathconf(above, "PC_NAME_MAX"), len(os.fsencode(_beside(target).name))
+    if longer > most:
+        name = len(os.fsencode(target.name))
+        raise CheckpointError(
+            f"{target} has a name of {name} bytes, and where it is to be made a TARGET's can have "
+            f"{most - longer + name} at most. Choose a shorter one."
         )
 
 
@@ -38,7 +48,7 @@ def workspace(target: Path) -> Iterator[Path]:
     One that was killed has left its own, and the next conversion to the same target removes that first.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    folder = target.parent / f".{target.name}.partial"
+    folder = _beside(target)
     try:
         purpose, instead = f"colonnade convert … {target}", "choose another TARGET"
         with locked(folder, purpose, what=str(target), instead=instead):
@@ -62,6 +72,11 @@ def publish(made: Path, target: Path) -> None:
     check_target(target)
     made.rename(target)
     sync(target.parent)
+
+
+def _beside(target: Path) -> Path:
+    """Where it is made."""
+    return target.parent / f".{target.name}.partial"
 
 
 def _clear(folder: Path) -> None:
