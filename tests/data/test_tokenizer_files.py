@@ -178,3 +178,10 @@ def test_documents_without_text_are_nothing_to_train_on(kind: Any, tmp_path: Pat
     source.write_text('{"text": ""}\n{"text": "the cat sat"}\n{"text": "the mat"}\nno document\n')
     found = train_tokenizer([source], made, 300, kind=kind, progress=False)
     assert (found.documents, found.rejected) == (2, 1) and Tokenizer.load(made).vocab_size > 5
+
+
+def test_merges_of_number_signs_are_no_comments(tmp_path: Path) -> None:
+    """GPT-2 has one for ##; the first line alone says a version."""
+    (tmp_path / "vocab.json").write_text(json.dumps({"#": 0, "##": 1}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n# #\n")
+    assert Tokenizer.load(tmp_path).encode("###") == [1, 0]

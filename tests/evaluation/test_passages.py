@@ -1,7 +1,6 @@
 """LAMBADA's passages: how each variant cuts them, and lines that are none."""
 
 import codecs
-import gzip
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.errors import DataError
 from colonnade.evaluation.passages import VARIANTS, Passage, examples, read_passages
+from tests.corpus.test_streams import PACK
 from tests.evaluation.real import real_file
 
 TEXT = '"Yes," said Ann.  She did not look at the\n\nstatuette'
@@ -59,7 +59,8 @@ def test_a_file_of_json_and_one_of_lines(tmp_path: Path) -> None:
     lines = [json.dumps({"text": TEXT}), "", json.dumps({"text": "a b"})]
     wanted = [Passage(1, TEXT), Passage(3, "a b")]
     assert read_passages(written(tmp_path, "\n".join(lines))) == wanted
-    assert read_passages(written(tmp_path, gzip.compress("\n".join(lines).encode()), "l.jsonl.gz")) == wanted
+    for ending, pack in PACK.items():
+        assert read_passages(written(tmp_path, pack("\n".join(lines).encode()), f"l.jsonl{ending}")) == wanted, ending
     assert read_passages(written(tmp_path, "one two\r\n\nthree\u2028four\n", "lambada.txt")) == [
         Passage(1, "one two"),
         Passage(3, "three\u2028four"),

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
-from colonnade.evaluation.raw import lines_of
+from colonnade.evaluation.raw import compression_of, lines_of
 
 Cut = Callable[[str, Tokenizer], tuple[list[int], list[int]]]
 
@@ -48,7 +48,7 @@ def read_passages(path: Path, *, key: str = "text") -> list[Passage]:
 
     DataError for a line that is no passage of two words.
     """
-    name = path.name.removesuffix(".gz").removesuffix(".xz").removesuffix(".zst")
+    name = path.name.removesuffix(compression_of(path))
     of_line = _of_json if name.endswith((".jsonl", ".ndjson", ".json")) else _of_text
     found = [
         Passage(number, of_line(f"{path}, line {number}", line, key))

@@ -8,9 +8,14 @@ from colonnade.corpus.streams import COMPRESSIONS, Damaged, HashedFile, blocks
 from colonnade.errors import DataError
 
 
+def compression_of(path: Path) -> str:
+    """The ending of a compressed file; "" of any other."""
+    return path.suffix if path.suffix in COMPRESSIONS else ""
+
+
 def text_of(path: Path) -> str:
     """The whole text, line ends as they are. DataError where it cannot be read."""
-    compression = path.suffix if path.suffix in COMPRESSIONS else ""
+    compression = compression_of(path)
     try:
         with path.open("rb") as raw:
             return b"".join(blocks(HashedFile(raw), compression)).decode("utf-8-sig")  # some editors begin with a mark
