@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,36 @@ def test_small_edits_do_not_hide_a_passage(run: Run, write_lines: Any, exam: dic
     edited[20] = "another"
     text = "Intro. " + ", ".join(edited).upper() + " — end."
     assert run(write_lines("in.jsonl", [text]), decontaminate={"tests": exam}).texts() == []
+
+
+FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+ACCENTED = [f"{word}é" if number % 3 else f"ﬁ{word}ệ" for number, word in enumerate(EXAM)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("normalization", ["NFC", "NFKC", "none"])
+def test_a_passage_is_found_whatever_its_normal_form(run: Run, write_lines: Any, normalization: str, form: str) -> None:
+    test = write_lines("exam.jsonl", [unicodedata.normalize(form, " ".join(ACCENTED))])
+    (found := test.parent / "titles.txt").write_text(unicodedata.normalize(form, "Liberté ﬁnale"), encoding="utf-8")
+    clean = " ".join(words(30, 1))
+    passages = [unicodedata.normalize(each, " ".join([clean, *ACCENTED[5:25]])) for each in FORMS]
+    named = [{"text": clean, "title": unicodedata.normalize(each, "LIBERTÉ_ﬁnale")} for each in FORMS]
+    result = run(
+        write_lines("in.jsonl", [clean, *passages, *named]),
+        repair={"normalization": normalization},
+        decontaminate={"tests": {"exam": str(test)}, "titles": [str(found)]},
+    )
+    assert result.texts() == [clean]
+    assert result.reasons("decontaminate") == {"shares 13-grams with exam": 4, "title of a test article": 4}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_passage_is_cut_out_of_a_text_that_keeps_its_form(run: Run, write_lines: Any, form: str) -> None:
+    test = write_lines("exam.jsonl", [" ".join(ACCENTED)])
+    around = [unicodedata.normalize(form, " ".join(f"{word}…½ậ" for word in words(60, seed))) for seed in (1, 2)]
+    text = f"{around[0]} {unicodedata.normalize(form, ' '.join(ACCENTED))} {around[1]}"
+    cut = {"tests": {"exam": str(test)}, "action": "cut", "cut_characters": 0}
+    assert run(write_lines("in.jsonl", [text]), decontaminate=cut).texts() == around
 
 
 def test_cutting_keeps_what_is_around(run: Run, write_lines: Any, exam: dict[str, str]) -> None:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from colonnade.corpus.words import PlainWords, WordHashes, ngram_hashes, shingles_of, spans_of, words_of
+from colonnade.corpus.words import (
+    PlainWords,
+    WordHashes,
+    ngram_hashes,
+    normal_form,
+    shingles_of,
+    spans_of,
+    spans_within,
+    words_of,
+)
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "word", "Ä"]), max_size=12)
 
@@ -21,11 +33,41 @@ def test_scripts_without_spaces_have_a_word_a_character() -> None:
         assert words_of(text) == [*text]
 
 
-@given(st.text(max_size=60))
+FORMS = st.text(st.sampled_from("ab ,\n…½²\xa0\u0301\u0308\u0323éậñガがｶﾞ각각ᆨﬁÅİ語"), max_size=30)
+"""Texts of characters that a normal form takes apart or puts together."""
+
+
+@given(st.text(max_size=60) | FORMS)
 @example("İzmir and Ankara")  # İ in small letters is two characters
 def test_spans_are_where_the_words_stand(text: str) -> None:
     words, spans = spans_of(text)
-    assert words == [text[start:stop].lower() for start, stop in spans]
+    assert words == [normal_form(text)[start:stop].lower() for start, stop in spans]
+    within = [text[start:stop] for start, stop in spans_within(text, spans)]
+    assert all(word in normal_form(part).lower() for word, part in zip(words, within, strict=True))
+
+
+@given(FORMS)
+def test_what_is_around_a_span_is_left_as_it_is(text: str) -> None:
+    normal = normal_form(text)
+    for start, stop in spans_of(text)[1]:
+        ((first, end),) = spans_within(text, [(start, stop)])
+        assert normal.startswith(normal_form(text[:first])) and normal.endswith(normal_form(text[end:]))
+        assert normal_form(text[:first]) + normal_form(text[first:end]) + normal_form(text[end:]) == normal
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
+def test_words_are_the_same_in_every_normal_form(form: str) -> None:
+    text = "Ｗｏｒｄ, résumé—Tiếng Việt: ﬁn 10² 각하 ガラス"
+    other = unicodedata.normalize(form, text)
+    words, spans = spans_of(other)
+    assert words == ["word", "résumé", "tiếng", "việt", "fin", "102", "각하", *"ガラス"]
+    found = [other[start:stop] for start, stop in spans_within(other, spans)]
+    assert found[1:4] == [unicodedata.normalize(form, word) for word in ("résumé", "Tiếng", "Việt")]
+
+
+def test_near_duplicates_go_by_the_text_as_it_is() -> None:
+    """An index of earlier runs holds signatures of such words."""
+    assert words_of("été e\u0301te\u0301 10²") == ["été", "e", "te", "10²"]
 
 
 @given(WORDS, WORDS, st.integers(1, 5))

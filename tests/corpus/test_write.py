@@ -6,6 +6,7 @@ import hashlib
 import json
 import pickle
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -263,6 +264,14 @@ def test_a_passage_that_an_evaluation_set_has_twice_overlaps_twice(write_lines: 
     exam = write_lines("exam.jsonl", [" ".join(passage)] * 2)
     found = overlap([write_lines("corpus.jsonl", [" ".join(passage[3:15])])], exam, ngram=8)
     assert (found.ngrams, found.shared, found.passages_touched) == (2 * 23, 2 * 5, 2)
+
+
+def test_overlap_is_found_whatever_the_normal_form(write_lines: Any) -> None:
+    passage = " ".join(f"{word}é" for word in words(30, 1))
+    exam = write_lines("exam.jsonl", [unicodedata.normalize("NFD", passage)])
+    corpus = write_lines("corpus.jsonl", [unicodedata.normalize(form, passage) for form in ("NFC", "NFD")])
+    found = overlap([corpus], exam, ngram=8)
+    assert (found.ngrams, found.shared, found.documents_touched) == (23, 23, 2)
 
 
 def test_overlap_of_a_token_file_is_that_of_its_text(tmp_path: Path, write_lines: Any) -> None:

@@ -18,7 +18,7 @@ from colonnade.corpus.recipe import DecontaminateStep
 from colonnade.corpus.step import Drop, MakeCounter, Setting, Step, utf8_length
 from colonnade.corpus.tally import Account
 from colonnade.corpus.testsets import NGrams, contained, normal_title, read_tests, titles
-from colonnade.corpus.words import WordHashes, ngram_hashes_by_length, spans_of
+from colonnade.corpus.words import WordHashes, ngram_hashes_by_length, spans_of, spans_within
 
 
 class Shared(NamedTuple):
@@ -64,10 +64,11 @@ class Decontaminate(Step):
         for test in {test for run in shared for test in run.tests}:
             account.tally.count("contaminated documents", test)
         named = shared[0].tests[0]
-        detail = f'"{document.text[spans[shared[0].first][0] : spans[shared[0].stop - 1][1]]}"'
+        cuts = spans_within(document.text, [(spans[run.first][0], spans[run.stop - 1][1]) for run in shared])
+        detail = f'"{document.text[slice(*cuts[0])]}"'
         if self.how.action == "remove":
             return Drop(f"shares {self.how.ngram}-grams with {named}", detail)
-        pieces = self._pieces(document.text, [(spans[run.first][0], spans[run.stop - 1][1]) for run in shared])
+        pieces = self._pieces(document.text, cuts)
         if not pieces:
             return Drop(f"nothing left beside {self.how.ngram}-grams of {named}", detail)
         if len(pieces) > self.how.max_pieces:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from colonnade.corpus.streams import COMPRESSIONS, Damaged, HashedFile, blocks
-from colonnade.corpus.words import Hashes, WordHashes, ngram_hashes, spans_of, union
+from colonnade.corpus.words import Hashes, WordHashes, ngram_hashes, normal_form, spans_of, union
 from colonnade.errors import DataError
 
 LEAST = 8
@@ -88,7 +88,7 @@ def titles(path: Path) -> set[str]:
 
 def normal_title(title: str) -> str:
     """A title's words, however they are written: WikiText sets spaces around signs."""
-    return " ".join(re.findall(r"\w+", title.replace("_", " ").lower()))
+    return " ".join(re.findall(r"\w+", normal_form(title).replace("_", " ").lower()))
 
 
 def _json_lines(path: Path, data: str, key: str) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Words, and hashes of runs of words: what de-duplication and decontamination compare.
 
 A word is a run of letters and digits in small letters; where a script has no spaces, each of its characters is one.
+Near-duplicates go by the words of a text as it is, evaluation sets by those of its normal form.
 A run of n words becomes 64 bits. That is exact in all but name: two different runs agree with probability 5e-20.
 """
 
@@ -8,7 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 from datatrove.utils.word_tokenizers import WordTokenizer
@@ -41,10 +45,31 @@ def words_of(text: str) -> list[str]:
     return pattern_for(text).findall(text.lower())
 
 
+def normal_form(text: str) -> str:
+    """A text in the form in which it is compared with an evaluation set: the same, whichever form it has."""
+    return unicodedata.normalize("NFKC", text)
+
+
 def spans_of(text: str) -> tuple[list[str], list[tuple[int, int]]]:
-    """The words of a text and where each of them stands in it."""
+    """The words of a text's normal form, and where each of them stands in that; `spans_within` finds it in the text."""
+    text = normal_form(text)
     found = list(pattern_for(text).finditer(text))
     return [match.group().lower() for match in found], [match.span() for match in found]
+
+
+def spans_within(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Where in a text spans of its normal form come from: characters that become one are taken together."""
+    if normal_form(text) == text:
+        return list(spans)
+    edges = [place for place, character in enumerate(text) if place == 0 or not _joins(character)] + [len(text)]
+    normal = list(accumulate((len(normal_form(text[start:stop])) for start, stop in pairwise(edges)), initial=0))
+    return [(edges[bisect_right(normal, start) - 1], edges[bisect_left(normal, stop)]) for start, stop in spans]
+
+
+def _joins(character: str) -> bool:
+    """Whether it can become one with what stands before it: a combining mark, a vowel or final of a Hangul syllable."""
+    first = unicodedata.normalize("NFKD", character)[0]
+    return unicodedata.category(first).startswith("M") or "\u1160" <= first <= "\u11ff"
 
 
 class WordHashes(dict[str, int]):
