@@ -1,5 +1,6 @@
 """`colonnade data …`: from raw text to token files. Thin: parse, call."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -204,6 +205,16 @@ Overrides = Annotated[
 ]
 
 
+@contextmanager
+def _going_on() -> Iterator[None]:
+    """Says after Ctrl-C how a cleaning run goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("colonnade: interrupted. The same command goes on: tasks that are done are kept.", file=sys.stderr)
+        raise
+
+
 @data.command("clean")
 def clean_command(
     recipe: Recipe,
@@ -214,10 +225,11 @@ def clean_command(
 
     Read, repair, filter, de-duplicate, decontaminate, split, write. A run that was stopped goes on where it was.
     """
-    with extra_data():
-        from colonnade.corpus.load import load
-        from colonnade.data.cleaning import clean
-    print(clean(load(recipe, overrides or []), progress=progress))
+    with _going_on():
+        with extra_data():
+            from colonnade.corpus.load import load
+            from colonnade.data.cleaning import clean
+        print(clean(load(recipe, overrides or []), progress=progress))
 
 
 @data.command("report")

@@ -288,6 +288,21 @@ def test_ctrl_c_ends_the_workers_too(tmp_path: Path, corpus: Path) -> None:
         os.kill(int((tmp_path / "stopped" / "asleep").read_text()), 0)
 
 
+@pytest.mark.parametrize("all_hear", [True, False])
+def test_ctrl_c_while_workers_start_is_one_line(tmp_path: Path, corpus: Path, all_hear: bool) -> None:
+    """A terminal sends it to all processes of a command, a script to one. What the workers import takes seconds."""
+    file = recipe_file(tmp_path, corpus, "stopped", "workers = 2")
+    command = [sys.executable, "-m", "colonnade", "data", "clean", str(file), "--no-progress"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while process.poll() is None and not (tmp_path / "stopped" / "state" / "run.json").exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    (os.killpg if all_hear else os.kill)(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert said == "colonnade: interrupted. The same command goes on: tasks that are done are kept.\n"
+
+
 def test_nothing_to_clean(tmp_path: Path, run: Run) -> None:
     for name in ("empty.jsonl", "also.txt"):
         (tmp_path / name).touch()

@@ -6,8 +6,11 @@ import errno
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +48,41 @@ def make_failing() -> Callable[[int], int]:
 def test_results_come_in_order(workers: int) -> None:
     assert list(ordered_map(make_square, range(50), workers=workers)) == [number**2 for number in range(50)]
     assert list(ordered_map(make_square, [], workers=workers)) == []
+
+
+INTERRUPTED = """
+import os, pathlib, signal, time
+from colonnade.data.parallel import ordered_map
+from tests.data.test_parallel import make_square
+
+FOLDER = pathlib.Path(__file__).parent
+if __name__ == "__mp_main__":  # a worker imports this file
+    (FOLDER / f"{os.getpid()}.importing").touch()
+    time.sleep(30)
+
+def tasks():
+    while len(list(FOLDER.glob("*.importing"))) < 2:
+        time.sleep(0.01)
+    os.killpg(0, signal.SIGINT)
+    time.sleep(30)
+    yield 1
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        list(ordered_map(make_square, tasks(), workers=2))
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_workers_do_not_hear_ctrl_c_while_they_start(tmp_path: Path) -> None:
+    """A terminal sends it to all processes of a command: each that imports would show a traceback."""
+    (tmp_path / "program.py").write_text(INTERRUPTED)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True, env=environment, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 
 @pytest.mark.parametrize("refused", ["process.BaseProcess.start", "context.SpawnContext.Queue"])

@@ -13,7 +13,6 @@ import io
 import json
 import multiprocessing
 import os
-import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from typing import Any
 from datatrove.executor.local import LocalPipelineExecutor
 
 from colonnade.corpus.recipe import RunSection
-from colonnade.dependent import end_with_parent
+from colonnade.dependent import deaf_to_ctrl_c, end_with_parent
 from colonnade.errors import DataError
 from colonnade.lock import Lock
 
@@ -79,7 +78,9 @@ class LocalExecutor(LocalPipelineExecutor):
         others = set(multiprocessing.active_children())
         pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(self._lock,))
         try:
-            _first_error([pool.submit(_run_rank, self, rank) for rank in ranks])
+            with deaf_to_ctrl_c():  # the first task starts the fork server and all workers
+                futures = [pool.submit(_run_rank, self, rank) for rank in ranks]
+            _first_error(futures)
         except BrokenProcessPool:
             return self._under_way(ranks)
         except KeyboardInterrupt:
@@ -118,7 +119,6 @@ def _started(rank: int) -> str:
 
 def _begin(lock: Lock) -> None:
     """In each worker; the lock came with it, and is held until the worker ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends the pool
     end_with_parent()
 
 

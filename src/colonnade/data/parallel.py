@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-from colonnade.dependent import end_with_parent
+from colonnade.dependent import deaf_to_ctrl_c, end_with_parent
 from colonnade.errors import DataError
 from colonnade.lock import Lock
 
@@ -41,7 +40,7 @@ def ordered_map(
     arguments = (make, inbox, outbox, lock)
     processes = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(workers)]
     try:
-        with _starting():
+        with _starting(), deaf_to_ctrl_c():
             for process in processes:
                 process.start()
         yield from _exchange(iter(tasks), inbox, outbox, processes)
@@ -113,7 +112,6 @@ def _receive(outbox: Any, processes: Sequence[BaseProcess]) -> Any:
 def _work(make: Callable[[], Callable[[Any], Any]], inbox: Any, outbox: Any, lock: Lock | None) -> None:
     """In each process; the lock came with it, and is held until the process ends."""
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C and ends this process
     index = -1
     try:
         work = make()

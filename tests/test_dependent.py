@@ -1,0 +1,37 @@
+"""Processes that leave Ctrl-C to the one that has started them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from multiprocessing.process import BaseProcess
+
+import pytest
+
+from colonnade.dependent import deaf_to_ctrl_c
+
+
+def test_ctrl_c_comes_when_all_processes_are_known() -> None:
+    """However often, and as before afterwards; where a script has this process ignore it, it stays ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    started: list[BaseProcess] = []
+    try:
+        with pytest.raises(KeyboardInterrupt), deaf_to_ctrl_c():
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                started.append(multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,)))
+                started[-1].start()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with deaf_to_ctrl_c():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+        for process in started:
+            process.terminate()
+            process.join()
+    assert [process.exitcode for process in started] == [-signal.SIGTERM] * 2
