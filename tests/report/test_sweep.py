@@ -13,6 +13,7 @@ from colonnade.report.page import sweep_page
 from colonnade.report.published import PUBLISHED
 from colonnade.report.sweep import as_csv, read_sweep_folder
 from colonnade.report.write import write_report
+from tests.commands import here
 from tests.report.test_page import EVIL, Reader
 
 SCORES = {1e-5: [0.80, 0.84, 0.82], 2e-5: [0.85, 0.81, 0.86]}
@@ -106,6 +107,17 @@ def test_the_command(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
         write_report([sweep], None, live=5)
     write_report([sweep], None, task="qqp")
     assert ",0.923," in (sweep / "report.csv").read_text()
+
+
+def test_a_sweep_is_not_watched(sweep: Path, tmp_path: Path) -> None:
+    answer = here("watch", sweep, "--once")
+    assert answer.status == 2 and f"{sweep} is the folder of a sweep, and one run is shown." in answer.err
+    assert f"Name a run's folder in it, or draw the sweep with `colonnade report {sweep}`." in answer.err
+    (tmp_path / "none").mkdir()
+    for command, takes_sweeps in (("watch", False), ("report", True)):
+        answer = here(command, tmp_path / "none")
+        assert answer.status == 2 and "is no folder of a run" in answer.err
+        assert ("or the folder of a sweep, with its summary.json" in answer.err) == takes_sweeps
 
 
 def test_another_task_has_no_figures_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,14 +83,14 @@ class Record:
         return steps if type(steps) is int else 0
 
 
-def read_run(folder: Path) -> Record:
-    """The run in a folder. ConfigError where there is none."""
+def read_run(folder: Path, otherwise: str = "") -> Record:
+    """The run in a folder. ConfigError where there is none; `otherwise` is what else may be named."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder: name the folder of a run (run.folder of its configuration).")
     if not any((folder / name).exists() for name in (METRICS, EVENTS, CONFIG)):
         raise ConfigError(
             f"{folder} is no folder of a run: there is no {METRICS}, {EVENTS} or {CONFIG} in it. Name the run.folder "
-            "of a configuration that was trained, or the folder of a sweep, with its summary.json."
+            f"of a configuration that was trained{otherwise}."
         )
     notes: list[str] = []
     columns = _columns(folder / METRICS, notes)

@@ -19,6 +19,7 @@ from colonnade.report.charts import final
 from colonnade.report.happened import details, steps_of
 from colonnade.report.page import STATES, seconds_left, state_of
 from colonnade.report.record import Record, read_run
+from colonnade.report.sweep import is_sweep
 
 BARS = "▁▂▃▄▅▆▇█"
 EVENTS_SHOWN = 6
@@ -29,6 +30,11 @@ def watch(folder: Path, *, every: float, once: bool = False, console: Console | 
     """Show the run until it ends, or until Ctrl-C. `once`: as it is now."""
     if not every < MOST_SECONDS:
         raise ConfigError(f"--every {every} is no time between two looks. Give seconds, like 2.")
+    if is_sweep(folder):
+        raise ConfigError(
+            f"{folder} is the folder of a sweep, and one run is shown. Name a run's folder in it, or draw the sweep "
+            f"with `colonnade report {folder}`."
+        )
     console = console or Console()
     run = read_run(folder)
     if once:

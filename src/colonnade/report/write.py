@@ -11,7 +11,7 @@ from colonnade.outputs import PAGES, check_output
 from colonnade.report.page import page, state_of, sweep_page
 from colonnade.report.record import Record, read_run
 from colonnade.report.sweep import as_csv, is_sweep, read_sweep_folder
-from colonnade.train.tuning import SUMMARY_TABLE
+from colonnade.train.tuning import SUMMARY, SUMMARY_TABLE
 
 MOST_RUNS = 16
 DEFAULT = "report.html"
@@ -62,7 +62,8 @@ def _write_sweep(folder: Path, output: Path | None, task: str | None) -> None:
 
 def _written(folders: Sequence[Path], path: Path, live: int) -> list[Record]:
     """The runs as they are now. The page of runs that have ended is not read again by a browser."""
-    runs = [read_run(folder) for folder in folders]
+    otherwise = f", or the folder of a sweep, with its {SUMMARY}" if len(folders) == 1 else ""
+    runs = [read_run(folder, otherwise) for folder in folders]
     under_way = any(state_of(run) == "running" for run in runs)
     write_whole(path, page(runs, refresh=live if under_way else 0).encode())
     return runs
