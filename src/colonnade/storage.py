@@ -21,7 +21,7 @@ WRITING: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"file": {"auto_mkdir": True}, "local": {"auto_mkdir": True}, "s3": _S3, "s3a": _S3}
 )
 """Options of storages that are written to, by the kind of URL."""
-_URL = re.compile(r"[A-Za-z][\w+.\-]+:/")  # paths make one slash of two
+_URL = re.compile(r"^([A-Za-z][\w+.\-]+:)//?")  # paths make one slash of two
 Answer = TypeVar("Answer")
 
 
@@ -30,14 +30,20 @@ def is_remote(name: str) -> bool:
     return "://" in name
 
 
-def no_folder(path: object) -> str:
-    """What to do with a URL where a folder is asked for, a sentence with a space before; empty for what is none."""
+def not_here(path: object) -> str:
+    """What to do with a URL where something on this machine is asked for, a sentence with a space before; empty for
+    what is none."""
     if not _URL.match(str(path)):
         return ""
     return (
-        " It is a URL, and a folder of this machine is asked for: copy what is there to one first (`aws s3 cp "
-        "--recursive`, `gcloud storage cp -r`, …)."
+        " It is a URL, and what is named has to be on this machine: copy what is there first (`aws s3 cp --recursive`, "
+        "`gcloud storage cp -r`, …)."
     )
+
+
+def as_given(path: object) -> str:
+    """A path in words; where it was made of a URL, that URL."""
+    return _URL.sub(r"\1//", str(path))
 
 
 def below(url: str, name: str) -> str:

@@ -10,7 +10,7 @@ from colonnade import storage
 from colonnade.checkpoint.names import MANIFEST
 from colonnade.checkpoint.stored import Stored, digest
 from colonnade.errors import ConfigError
-from colonnade.storage import below, no_folder, reason
+from colonnade.storage import below, not_here, reason
 from tests.commands import here
 from tests.storages import FaultyStorage, MemoryFileSystem, emptied
 
@@ -191,11 +191,12 @@ def test_an_upload_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_url_is_no_folder() -> None:
     """Nor after it was taken for a path, which makes one slash of two. What is refused shows no credentials."""
-    assert all("copy what is there" in no_folder(name) for name in ("s3://b/r", Path("s3://b/r")))
-    assert not any(map(no_folder, ("runs/books", Path("/runs/books"), ".")))
+    assert all("copy what is there" in not_here(name) for name in ("s3://b/r", Path("s3://b/r")))
+    assert not any(map(not_here, ("runs/books", Path("/runs/books"), ".")))
     for command in (("evaluate", "s3://u:K3Y@b/r", "--part", "test"), ("convert", "s3://u:K3Y@b/r", "x")):
         answer = here(*command)
-        assert answer.status == 2 and "It is a URL" in answer.err and "K3Y" not in answer.err
+        assert answer.status == 2 and "s3://…@b/r " in answer.err
+        assert "It is a URL" in answer.err and "K3Y" not in answer.err
 
 
 def test_names() -> None:

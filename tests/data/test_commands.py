@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,29 @@ def test_a_key_without_a_name_is_told(command: str, tmp_path: Path) -> None:
 def test_a_corpus_that_is_not_there_is_told(tmp_path: Path) -> None:
     exam = tmp_path / "exam.txt"
     exam.write_text("one two three four five six seven eight nine\n")
-    answer = here("data", "overlap", "https://me:secret@host/corpus", exam)
-    assert answer.status == 2 and "host/corpus does not exist. Name text files, a folder" in answer.err, answer
+    answer = here("data", "overlap", tmp_path / "corpus", exam)
+    assert answer.status == 2 and "/corpus does not exist. Name text files, a folder" in answer.err, answer
+    os.mkfifo(tmp_path / "fifo.jsonl")
+    answer = here("data", "overlap", tmp_path / "fifo.jsonl", exam)
+    assert answer.status == 2 and "/fifo.jsonl is neither a file nor a folder. Name text files" in answer.err, answer
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (["overlap", "URL", "exam.txt"], "URL does not exist."),
+        (["inspect", "URL"], "there is no URL.bin and no URL.idx."),
+        (["merge", "URL", "--output", "joined"], "there is no URL.bin and no URL.idx."),
+        (["train-tokenizer", "URL", "--output", "t.json"], "URL does not exist."),
+    ],
+)
+def test_a_url_where_files_are_asked_for_is_told_as_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], named: str
+) -> None:
+    """A path has one slash where a URL has two."""
+    monkeypatch.chdir(tmp_path)
+    Path("exam.txt").write_text("one two three four five six seven eight nine\n")
+    answer = here("data", *(each.replace("URL", "https://me:secret@host/corpus") for each in command))
+    hidden = named.replace("URL", "https://…@host/corpus")
+    assert answer.status == 2 and f"{hidden} It is a URL, and what is named has to be on this machine" in answer.err
     assert "secret" not in answer.err

@@ -36,6 +36,14 @@ def test_a_trained_wordpiece_begins_with_berts_control_tokens_in_berts_order() -
     assert trained.encode("The cat [MASK] zzz").tokens[:3] == ["the", "cat", "[MASK]"]
 
 
+def test_a_vocabulary_has_no_more_tokens_than_were_asked_for() -> None:
+    """The control tokens, each character, and those within a word once more."""
+    smallest = 5 + 3 + 2
+    assert train_wordpiece(["abc"], smallest).get_vocab_size() == smallest
+    with pytest.raises(DataError, match=rf"of {smallest - 1} is too small .* take {smallest}\. Ask for {smallest}"):
+        train_wordpiece(["abc"], smallest - 1)
+
+
 def test_wordpiece(tmp_path: Path) -> None:
     for source in (write_vocab(tmp_path, VOCAB), tmp_path):
         tokenizer = Tokenizer.load(source)

@@ -17,7 +17,7 @@ from colonnade.huggingface.folder import HUB_ID
 from colonnade.model.precision import DTYPES
 from colonnade.serving.options import chosen
 from colonnade.serving.trained import find
-from colonnade.storage import no_folder
+from colonnade.storage import as_given, not_here
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 SMALLEST = 10**3
@@ -84,8 +84,8 @@ def _check_source(source: Path) -> None:
             else ""
         )
         raise CheckpointError(
-            f"{source} does not exist: there is no such folder.{fetch}{no_folder(source)} Name a folder of Hugging "
-            f"Face, a checkpoint or a run."
+            f"{as_given(source)} does not exist: there is no such folder.{fetch}{not_here(source)} Name a folder "
+            "of Hugging Face, a checkpoint or a run."
         )
 
 

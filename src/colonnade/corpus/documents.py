@@ -35,6 +35,7 @@ from colonnade.corpus.rows import (
 )
 from colonnade.corpus.streams import COMPRESSIONS, Damaged, HashedFile, blocks, until_foreign
 from colonnade.errors import DataError
+from colonnade.storage import as_given, not_here
 
 _READ = ("text", "lines")  # kinds of files that are read here
 _CHUNK = 1 << 20
@@ -116,8 +117,8 @@ def look_at(inputs: Iterable[str | Path]) -> Found:
             files += found
             aside.update(e.aside or e.path.suffix or "none" for e in inside if e.aside or _kind(e.path) is None)
         elif not path.is_file():
-            what = "is neither a file nor a folder" if path.exists() else "does not exist"
-            raise DataError(f"{path} {what}. Name files of documents ({_known()}), or a folder of them.")
+            what = "is neither a file nor a folder." if path.exists() else f"does not exist.{not_here(path)}"
+            raise DataError(f"{as_given(path)} {what} Name files of documents ({_known()}), or a folder of them.")
         elif _kind(path) is None:
             raise DataError(
                 f"{path} has an ending that says nothing about documents. Known are {_known()}: rename it to what it "

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colonnade.errors import DataError
+from colonnade.storage import as_given, not_here
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -232,7 +233,7 @@ class TokenFile:
         return self._tokens[start : start + count]
 
     def _check_presence(self, idx: Path, data: Path) -> None:
-        missing = [str(path) for path in (data, idx) if not path.is_file()]
+        missing = [as_given(path) for path in (data, idx) if not path.is_file()]
         if not missing:
             return
         named = Path(self.prefix)
@@ -240,7 +241,7 @@ class TokenFile:
             hint = f"A token file is named without its ending: write {named.with_suffix('')}."
         else:
             hint = "Check the path, or make the file with `colonnade data tokenize INPUT --output PREFIX`."
-        raise DataError(f"{self.prefix}: there is no {' and no '.join(missing)}. {hint}")
+        raise DataError(f"{self.prefix}: there is no {' and no '.join(missing)}.{not_here(self.prefix)} {hint}")
 
     def _check_size(self, idx: Path, data: Path, found: int) -> int:
         last = self.num_sequences - 1

@@ -30,6 +30,7 @@ from colonnade.data.parallel import ordered_map
 from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
+from colonnade.storage import as_given, not_here
 
 _SPLIT_BYTES = 32 << 20
 _SPLIT_TOKENS = 8 << 20
@@ -160,8 +161,11 @@ def _check_any(path: Path, documents: int, rejected: int, first: str) -> None:
 def _splits(path: Path, tokenizer: Path | None) -> Sequence[InputSplit | TokenSplit]:
     """Tasks of the workers."""
     if not holds_tokens(path):
-        if not path.exists():
-            raise DataError(f"{path} does not exist. Name text files, a folder of them, or the prefix of a token file.")
+        if not path.is_file() and not path.is_dir():
+            what = "is neither a file nor a folder." if path.exists() else f"does not exist.{not_here(path)}"
+            raise DataError(
+                f"{as_given(path)} {what} Name text files, a folder of them, or the prefix of a token file."
+            )
         return splits_of(str(path), _SPLIT_BYTES)
     file = TokenFile(path)
     file.check_index()

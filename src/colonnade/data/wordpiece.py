@@ -55,7 +55,7 @@ def train_wordpiece(
 ) -> tokenizers.Tokenizer:
     """Train a lower-cased WordPiece vocabulary; smaller than asked for when the text has too few pairs.
 
-    The control tokens are its first ids.
+    The control tokens are its first ids. Raises DataError where the text's characters alone are more.
     """
     if vocab_size <= len(CONTROL):
         raise DataError(
@@ -72,6 +72,11 @@ def train_wordpiece(
         show_progress=progress,
     )
     inner.train_from_iterator(texts, trainer=trainer)
+    if (smallest := inner.get_vocab_size()) > vocab_size:
+        raise DataError(
+            f"a vocabulary of {vocab_size} is too small for the text: its characters, at the beginning of a word and "
+            f"within one, and BERT's control tokens take {smallest}. Ask for {smallest} or more."
+        )
     return inner
 
 

@@ -12,7 +12,7 @@ from colonnade.config.schema import Config
 from colonnade.errors import mistake
 from colonnade.launch import launch
 from colonnade.launch.devices import choose_device, count_gpus
-from colonnade.storage import no_folder
+from colonnade.storage import not_here
 from colonnade.train import run_folder
 
 INDEX_BYTES = 64 << 20  # .idx files up to this size are opened whole: millions of documents in tenths of a second
@@ -109,7 +109,7 @@ def _weights_problems(config: Config, uncertain: Collection[str]) -> Iterator[Pr
             wrong = (
                 "is a file, and a folder is asked for. Of a GGUF file `colonnade convert` makes a checkpoint."
                 if Path(source).is_file()
-                else f"does not exist: there is no such folder.{no_folder(source)}"
+                else f"does not exist: there is no such folder.{not_here(source)}"
             )
             yield Problem(
                 f"{key} = {source!r} {wrong} Name a checkpoint, the folder of a run, or a folder of Hugging Face "
