@@ -131,6 +131,17 @@ def test_examples_that_an_example_names_exist() -> None:
         assert named <= there, path
 
 
+def test_runs_of_a_sweep_that_a_page_names_are_among_its_points() -> None:
+    named = 0
+    for sweep in (found for path in EXAMPLES if (found := read_sweep(path, [])) is not None):
+        there = {point.name for point in sweep.points}
+        for path in PAGES:
+            runs = set(re.findall(rf"\b{re.escape(str(sweep.folder))}/([^\s/`]+)", path.read_text()))
+            assert runs <= there, path
+            named += len(runs)
+    assert named, "one page shows a run of a sweep"
+
+
 def test_commands_and_their_options_exist() -> None:
     program = get_command(app)
     for path in PAGES:
