@@ -1237,8 +1237,8 @@ MUTATIONS = [
     Mutation(
         "the last sample of a run may be missing",
         "data/curriculum_dataset.py",
-        "-(-end * curriculum.unit // curriculum.seq_length)",
-        "end * curriculum.unit // curriculum.seq_length",
+        "min(rest, phase.global_batch_size)",
+        "rest // phase.num_pieces",
         ("tests/train/test_corpus.py",),
     ),
     Mutation(
@@ -1650,8 +1650,8 @@ MUTATIONS = [
     Mutation(
         "a compiled product forgets all blocks of depth but the last",
         "kernels/compiled.cpp",
-        "add || k > depth.begin, std::min(",
-        "add, std::min(",
+        "stride, add || k > depth.begin, below);",
+        "stride, add, below);",
         ("tests/kernels/test_compiled.py",),
     ),
     Mutation(
@@ -6041,8 +6041,8 @@ MUTATIONS = [
     Mutation(
         "a diverged run's checkpoints are taken away before it is known that the data last",
         "train/undo.py",
-        "    if reason := json.loads(gather_texts(short, mesh.world)[0]):\n",
-        "    if (reason := json.loads(gather_texts(short, mesh.world)[0])) and not reason:\n",
+        "    if reason := json.loads(gather_texts(against, mesh.world)[0]):\n",
+        "    if (reason := json.loads(gather_texts(against, mesh.world)[0])) and not reason:\n",
         ("tests/train/test_rollback.py",),
     ),
     Mutation(

@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.curriculum_dataset import CurriculumDataset
+from colonnade.data.datasets import Passes
 from colonnade.data.phased_dataset import PhasedDataset
+from colonnade.data.rows import Rows
 from colonnade.data.sidecar import sidecar_path
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.writer import TokenFileWriter
@@ -129,14 +133,22 @@ def test_a_blends_vocabulary_is_its_largest(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def samples_of_length(seq_length: int, count: int) -> Any:
-    """Stands for a dataset of so many samples."""
+    """Stands for a dataset of so many samples, all of one pass; `read` is how many of them have been."""
 
     class Samples:
         def __init__(self) -> None:
-            self.seq_length = seq_length
+            self.seq_length, self.read = seq_length, 0
 
         def __len__(self) -> int:
             return count
+
+        def passes(self, positions: Any) -> Passes:
+            return Passes(np.zeros_like(positions), np.zeros_like(positions))
+
+        def rows(self, positions: Any) -> Rows:
+            self.read = max(self.read, int(np.max(positions)) + 1)
+            zeros = np.zeros((len(positions), seq_length), np.int64)
+            return Rows(zeros, zeros, zeros == 0, None)
 
     return Samples()
 
@@ -150,6 +162,43 @@ def test_a_part_of_a_sample_is_a_sample(corpus: TinyCorpus, tmp_path: Path) -> N
         assert curriculum.steps(steps) * curriculum.unit == 4 * steps
         with nullcontext() if steps == 40 else pytest.raises(ConfigError, match="takes 11 samples"):
             module.check_length(settings, training, curriculum)
+
+
+def test_a_group_of_samples_is_used_by_its_first_pieces(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Twenty samples in groups of twelve: the second has four too few, from its first step on."""
+    curriculum = Curriculum([0, 5_000], [4, 16], [12, 12])
+    training = CurriculumDataset(samples_of_length(16, 20), curriculum)
+    for steps in (4, 5, 6):
+        settings = config(corpus, tmp_path, f"train.steps={steps}", "data.order=all_epochs", "data.epochs=1")
+        told = pytest.raises(ConfigError, match=r"takes 24 samples of 16 tokens, .* Set train\.steps to 4 ")
+        with nullcontext() if steps == 4 else told:
+            module.check_length(settings, training, curriculum)
+
+
+@given(
+    st.lists(st.sampled_from([4, 8]), max_size=2),
+    st.lists(st.integers(1, 2_000), min_size=2, max_size=2),
+    st.lists(st.integers(1, 6), min_size=3, max_size=3),
+    st.integers(1, 60),
+)
+def test_what_is_used_is_what_is_read(lengths: list[int], tokens: list[int], batches: list[int], steps: int) -> None:
+    """To the last sample, whether samples are cut or made anew at each phase's length."""
+    lengths = [*sorted(lengths), 16]
+    begins = [0, *sorted(tokens)][: len(lengths)]
+    curriculum = Curriculum(begins, lengths, batches[: len(lengths)])
+    parts = {length: samples_of_length(length, 10**9) for length in curriculum.lengths}
+    for training in (PhasedDataset(parts, curriculum), CurriculumDataset(parts[16], curriculum)):
+        for part in parts.values():
+            part.read = 0
+        position = 0
+        for _ in range(steps):
+            for chunk in curriculum.rank_positions(position, micro_batch_size=1, dp_rank=0, dp_size=1):
+                training.rows(chunk)
+            position = curriculum.next(position)
+        used = dict.fromkeys(parts, 0)
+        for part, count in training.used(position, curriculum):
+            used[part.seq_length] = max(used[part.seq_length], count)
+        assert used == {length: part.read for length, part in parts.items()}
 
 
 def test_samples_that_are_made_at_a_shorter_length_are_used_up_by_its_sequences(

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from colonnade.checkpoint.folders import discard_after
+from colonnade.checkpoint.names import folder_name
 from colonnade.config.load import load
 from colonnade.errors import ColonnadeError
 from colonnade.launch import launch
@@ -314,8 +315,10 @@ def test_a_run_that_cannot_return_by_itself_says_so(config: Path, then: str, mor
     assert [event["reason"][:6] for event in told.of("no rollback")] == ["step 3"] * len(more)
 
 
-def test_nothing_is_lost_where_a_run_does_not_return_for_want_of_data(config: Path, tmp_path: Path) -> None:
-    """Its checkpoints stay, and what is told begins with the divergence."""
+def test_nothing_is_lost_where_a_run_cannot_return(config: Path, tmp_path: Path) -> None:
+    """For want of data, or because what it would return to is damaged. Its checkpoints stay, and what is told begins
+    with the divergence.
+    """
     run, told = tmp_path / "run", Told()
     keys = ["data.order=all_epochs", "data.epochs=1", f"run.folder={run}", "checkpoint.keep=9", *RUN[3:]]
     corpus = open_corpus(load(config, ["data.order=all_epochs", "data.epochs=100"]))
@@ -326,11 +329,17 @@ def test_nothing_is_lost_where_a_run_does_not_return_for_want_of_data(config: Pa
     given: Any = {"config": settings, "mesh": Mesh(), "corpus": open_corpus(settings), "monitor": told, "copies": None}
     with pytest.raises(
         ColonnadeError,
-        match=rf"^step {steps} has loss nan: the run has diverged\. It does not return to step_\d+, to .*: Up to "
+        match=rf"^step {steps} has loss nan: the run has diverged\. It does not return to step_\d+: Up to "
         rf"train\.steps = {steps}, behind step .* Set train\.steps to ",
     ):
         roll_back(Divergence(steps, steps, "has loss nan"), None, saving, **given)  # type: ignore[arg-type]
     assert snapshot(run) == before and len(told.of("no rollback")) == 1
+    newest = max(step for step in saved_steps(run) if step + settings.divergence.healthy_for < steps)
+    (run / "checkpoints" / folder_name(newest) / "manifest.json").write_text("{")
+    before = snapshot(run)
+    with pytest.raises(ColonnadeError, match=rf"It does not return to {folder_name(newest)}: .*manifest"):
+        roll_back(Divergence(steps, steps, "has loss nan"), None, saving, **given)  # type: ignore[arg-type]
+    assert snapshot(run) == before
 
 
 @pytest.mark.slow

@@ -23,8 +23,11 @@ class CurriculumDataset:
         return len(self.dataset) * (self.seq_length // self.curriculum.unit)
 
     def used(self, end: int, curriculum: Curriculum) -> Iterator[tuple[Dataset, int]]:
-        """Whole samples, whichever of their pieces are read."""
-        yield self.dataset, -(-end * curriculum.unit // curriculum.seq_length)
+        """Whole samples, whichever of their pieces are read: those of a group all come with their first pieces."""
+        phase = curriculum.phase(max(0, end - 1))
+        sequences = -(-(end - phase.begin) * curriculum.unit // phase.seq_length)
+        groups, rest = divmod(sequences, phase.global_batch_size * phase.num_pieces)
+        yield self.dataset, phase.sample + groups * phase.global_batch_size + min(rest, phase.global_batch_size)
 
     def rows(self, positions: Positions) -> Rows:
         """The sequences at positions [b], all of one phase: [b, the phase's length]."""

@@ -417,8 +417,9 @@ class Product {
         pack(deep, across);
         for (int64_t i = rows.begin; i < rows.end; i += ROWS) {
           const Range some{i, std::min(i + ROWS, rows.end)};
+          const int64_t below = deep.size() < ROWS ? -1 : std::min(ROWS, rows.end - some.end);  // shallow: too late
           panels_.times(some.size(), across.size(), padded<M>(deep.size()), rows_.of(a_, some, deep),
-                        total + i * stride + j, stride, add || k > depth.begin, std::min(ROWS, rows.end - some.end));
+                        total + i * stride + j, stride, add || k > depth.begin, below);
         }
       }
     }

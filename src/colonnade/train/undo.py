@@ -9,7 +9,7 @@ from colonnade.checkpoint.folders import discard_after
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.config.schema import Config
-from colonnade.errors import CheckpointError, ColonnadeError
+from colonnade.errors import ColonnadeError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks
@@ -83,20 +83,19 @@ def _decided(found: Divergence, run: Path, config: Config, mesh: Mesh, corpus: C
     name, *saved = json.loads(gather_texts(seen, mesh.world)[0])
     decided = decide(found, saved, past, config.divergence, folder=config.run.folder)
     decided = decided.model_copy(update={"id": name})
-    short = json.dumps(_too_short(decided, past, config, corpus)) if mesh.rank == 0 else ""
-    if reason := json.loads(gather_texts(short, mesh.world)[0]):
-        raise stopped(found, f"It does not return to {folder_name(decided.to)}, to {decided}, for then: {reason}")
+    against = json.dumps(_against(decided, past, config, corpus)) if mesh.rank == 0 else ""
+    if reason := json.loads(gather_texts(against, mesh.world)[0]):
+        raise stopped(found, f"It does not return to {folder_name(decided.to)}: {reason}")
     return decided
 
 
-def _too_short(rollback: Rollback, past: Sequence[Rollback], config: Config, corpus: Corpus) -> str:
-    """Why the data would end before the run behind a rollback; "" where they do not, or where nobody knows."""
+def _against(rollback: Rollback, past: Sequence[Rollback], config: Config, corpus: Corpus) -> str:
+    """Why the run cannot go on behind a rollback: its checkpoint is damaged, or the data would end before the run; ""
+    where nothing is against it.
+    """
     try:
         checkpoint = checkpoints_in(checkpoints(Path(config.run.folder)))[rollback.to]
         metadata = metadata_of(checkpoint, read_manifest(checkpoint))
-    except CheckpointError:
-        return ""  # reading the state says so
-    try:
         rollbacks.check_left(config, corpus, metadata, [*past, rollback])
     except ColonnadeError as error:
         return str(error)
