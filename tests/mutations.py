@@ -6073,6 +6073,34 @@ MUTATIONS = [
         "-(-stop * curriculum.unit // curriculum.seq_length)",
         ("tests/train/test_corpus.py",),
     ),
+    Mutation(
+        "merges that begin with # are dropped as comments",
+        "data/byte_level.py",
+        'not line.startswith("#version")',
+        'not line.startswith("#")',
+        ("tests/data/test_tokenizer_files.py",),
+    ),
+    Mutation(
+        "a factor on a learning rate may lead up the gradient",
+        "config/parts.py",
+        "Factors = dict[Text, NotNegative]",
+        "Factors = dict[Text, float]",
+        ("tests/config/test_load.py",),
+    ),
+    Mutation(
+        "the first document whose prompt is too long is counted from the part's begin",
+        "data/preference_dataset.py",
+        'f"{documents.start + int(np.argmax(full)):,}. Use',
+        'f"{int(np.argmax(full)):,}. Use',
+        ("tests/data/test_preference_dataset.py",),
+    ),
+    Mutation(
+        "ranks of a tensor-parallel group are no peers of each other",
+        "train/slow_ranks.py",
+        'self._stages = mesh.layout.groups("dp", "tp")',
+        'self._stages = mesh.layout.groups("dp")',
+        ("tests/train/test_slow_ranks.py",),
+    ),
 ]
 
 

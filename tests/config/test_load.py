@@ -342,3 +342,11 @@ def test_no_value_of_any_key_is_more_than_a_config_error(name: str, value: objec
 def test_no_override_is_more_than_a_config_error(section: str, key: str, value: str) -> None:
     with pytest.raises(ConfigError):
         load(Path(__file__).parents[2] / "examples" / "books.toml", [f"{section}.{key}={value}"])
+
+
+@pytest.mark.parametrize("key", ["learning_rate", "weight_decay"])
+def test_factors_of_some_weights_are_not_below_0(loaded: Loaded, key: str) -> None:
+    """A rate below 0 would lead them up the gradient."""
+    assert getattr(loaded(f'parts.{key}={{"embedding*"=0.0}}').parts, key) == {"embedding*": 0.0}
+    with pytest.raises(ConfigError, match=rf"parts\.{key} has -1\.0 in it, where a table of numbers of at least 0"):
+        loaded(f'parts.{key}={{"embedding*"=-1.0}}')

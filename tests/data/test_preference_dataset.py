@@ -19,14 +19,14 @@ SOUND, CUT, LONG = (2, 3, 4, 1), (2, 3, 4), (2, 3, 5, 1)
 """Tokens of each sequence of a document; behind a prompt of four a sample has room for one, behind five for none."""
 
 
-def opened(folder: Path, *documents: Sequence[int]) -> PreferenceDataset:
+def opened(folder: Path, *documents: Sequence[int], first: int = 0) -> PreferenceDataset:
     with TokenFileWriter(folder / "pairs", np.dtype("<u2")) as writer:
         for lengths in documents:
             writer.add_document([7] * sum(lengths), lengths=lengths)
         tokens = sum(map(sum, documents))
         writer.close(Sidecar("0" * 64, 100, None, len(documents), tokens, 0, (), examples=FIELDS))
     file, options = TokenFile(folder / "pairs"), (0.1, 0.0, 0.0)
-    return PreferenceDataset(file, range(len(documents)), 4, vocab_size=100, options=options)
+    return PreferenceDataset(file, range(first, len(documents)), 4, vocab_size=100, options=options)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -35,6 +35,9 @@ def test_a_document_that_is_no_pair_is_refused_wherever_it_stands(tmp_path: Path
     for wrong, said in ((CUT, rf"document {at} has another number"), (LONG, rf"1 prompt of 3 .* in document {at}\.")):
         with pytest.raises(DataError, match=said):
             opened(tmp_path, *(wrong if number == at else SOUND for number in range(3)))
+    for wrong, said in ((CUT, "document 4 has another number"), (LONG, r"1 prompt of 3 .* in document 4\.")):
+        with pytest.raises(DataError, match=said):
+            opened(tmp_path, *(wrong if number == 4 else SOUND for number in range(5)), first=2)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,10 @@ def test_a_wide_schedule_goes_on_below() -> None:
 def test_the_middle_of_a_very_wide_schedule_is_left_out_and_that_is_said() -> None:
     drawn = draw.text(simulated("1f1b", 4, 64), width=80)
     assert drawn.count("stage 0") == 4
-    assert re.search(r"… time \d+ to \d+ is left out …", drawn)
+    left_out = re.search(r"… time (\d+) to (\d+) is left out …", drawn)
+    assert left_out is not None
+    times = [int(each) for each in re.findall(r"^time +(\d+)", drawn, re.MULTILINE)]
+    assert int(left_out[2]) == times[2] > int(left_out[1]) == 2 * times[1], "from panel to panel"
     assert "F0─ F1─ F2─" in drawn and "B63" in drawn
 
 

@@ -143,6 +143,12 @@ def test_off_and_without_peers_nothing_is_measured(every: int, layout: Layout) -
     assert watch._own == []
 
 
+@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(dp=2), Layout(tp=2, pp=2)])
+def test_ranks_of_one_stage_are_peers_whichever_axis_they_differ_in(layout: Layout) -> None:
+    _, mesh, _ = watched(2, 0, layout)
+    assert mesh.ledger.stalls == [], "what it stands still is measured"
+
+
 class Moment:
     """An event of a device, in milliseconds."""
 
