@@ -214,3 +214,9 @@ def test_an_evaluation_of_nothing_is_refused() -> None:
         Spans().evaluate(
             built, [], dp=Axis("dp"), pp=Axis("pp"), hidden=lambda _: None, byte_lengths=None, tokenizer_checked=True
         )
+
+
+def test_metrics_tell_each_share_by_its_name() -> None:
+    found = FoundSpans(loss=1.5, start_accuracy=0.5, end_accuracy=0.25, span_accuracy=0.2, samples=20)
+    assert found.numbers() == {"loss": 1.5, "start_accuracy": 0.5, "end_accuracy": 0.25, "span_accuracy": 0.2}
+    assert found.summary() == "loss 1.5000, 20.00% of 20 windows right (beginning 50.00%, end 25.00%)"
