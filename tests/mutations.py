@@ -4788,8 +4788,8 @@ MUTATIONS = [
     Mutation(
         "adapters of PEFT get the tokenizer of their base although they have their own",
         "convert/foreign.py",
-        "*_known(tokenizer, *folders), folders)",
-        "*_known(tokenizer, *reversed(folders)), folders)",
+        "find_tokenizer(tokenizer, folders), folders)",
+        "find_tokenizer(tokenizer, folders[::-1]), folders)",
         ("tests/convert/test_peft.py",),
     ),
     Mutation(

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from colonnade.checkpoint.names import MANIFEST
-from colonnade.convert.to_checkpoint import Foreign, tokenizer_at
-from colonnade.data.chat_template import folder_of
-from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import CheckpointError, ConfigError, DataError
+from colonnade.convert.their_tokenizer import TheirTokenizer, find_tokenizer
+from colonnade.convert.to_checkpoint import Foreign
+from colonnade.errors import ConfigError
 from colonnade.gguf.header import is_gguf
 from colonnade.gguf.source import open_gguf
 from colonnade.gguf.tokenizer import tokenizer_in
@@ -14,9 +13,6 @@ from colonnade.huggingface.folder import is_published, open_published
 from colonnade.huggingface.peft import is_peft, open_peft
 from colonnade.megatron.ranks import is_megatron
 from colonnade.megatron.source import open_megatron, true_vocabulary
-
-NONE = "none in the folder"
-"""Why there is no tokenizer."""
 
 
 def is_foreign(source: Path) -> bool:
@@ -48,31 +44,15 @@ def open_foreign(source: Path, tokenizer: Path | None, vocab_size: int | None, b
         )
     if source.is_file():
         published, header = open_gguf(source)
-        if tokenizer is None:
-            return Foreign(published, tokenizer_in(header), None, ())
-        return Foreign(published, *_known(tokenizer), ())
+        known = TheirTokenizer(tokenizer_in(header)) if tokenizer is None else find_tokenizer(tokenizer, ())
+        return Foreign(published, known, ())
     if is_peft(source):
         published = open_peft(source, base)
         folders = (source, published.folder)
-        return Foreign(published, *_known(tokenizer, *folders), folders)
-    known, at = _known(tokenizer, source)
+        return Foreign(published, find_tokenizer(tokenizer, folders), folders)
+    known = find_tokenizer(tokenizer, (source,))
     if is_published(source):
-        return Foreign(open_published(source), known, at, (source,))
-    size = None if isinstance(known, str) else known.vocab_size
+        return Foreign(open_published(source), known, (source,))
+    size = None if isinstance(known.tokenizer, str) else known.tokenizer.vocab_size
     published = open_megatron(source, lambda found: true_vocabulary(found, given=vocab_size, tokenizer=size))
-    return Foreign(published, known, at, (source,))
-
-
-def _known(named: Path | None, *folders: Path) -> tuple[Tokenizer | str, Path]:
-    """The tokenizer that is named, or that of the first folder that has one, and where what belongs to it lies."""
-    if named is not None:
-        return _named(named), folder_of(named)
-    found = ((tokenizer_at(folder), folder) for folder in folders)
-    return next(((known, folder) for known, folder in found if known is not None), (NONE, folders[-1]))
-
-
-def _named(path: Path) -> Tokenizer:
-    try:
-        return Tokenizer.load(path)
-    except DataError as error:
-        raise CheckpointError(f"--tokenizer {path}: {error}") from None
+    return Foreign(published, known, (source,))

@@ -15,20 +15,21 @@ from colonnade.config.load import to_toml
 from colonnade.config.numbers import amount
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import WHEN_FULL, check_space, check_target, publish, workspace
+from colonnade.convert.their_tokenizer import OF_TOKENIZER, TheirTokenizer
 from colonnade.data.chat_template import JINJA
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.tokenizer_config import read_text
-from colonnade.errors import CheckpointError, DataError
+from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import read_json
 from colonnade.huggingface.folder import GENERATION_CONFIG, Published, stub
 from colonnade.huggingface.write import narrowed
 from colonnade.model.precision import DTYPES
 from colonnade.serving.trained import described
-from colonnade.tokenizer_files import CONFIG, NAMES
+from colonnade.tokenizer_files import CONFIG
 
-BESIDE = (CONFIG, NAMES, GENERATION_CONFIG)
+OF_MODEL = (GENERATION_CONFIG,)
+BESIDE = (*OF_TOKENIZER, *OF_MODEL)
 """Files of theirs that are kept for the way back."""
-_TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")
 _HEADER = """\
 # Made by `colonnade convert` from {name}: [model] and train.precision are those of the weights. The other
 # sections are there because a configuration has them, and say nothing of how the weights were trained.
@@ -40,25 +41,21 @@ class Foreign(NamedTuple):
     """What others wrote, opened."""
 
     published: Published
-    tokenizer: Tokenizer | str
-    """Or in words why there is none."""
-    tokenizer_at: Path | None
-    """The folder of what belongs to the tokenizer, such as its chat template; None: it is in no folder."""
+    known: TheirTokenizer
     folders: tuple[Path, ...]
     """Of the model; what the first one has goes before: of adapters, theirs and that of their base."""
 
     @property
     def beside(self) -> dict[str, Path]:
         """By name, those of `BESIDE` that are there."""
-        of_tokenizer = [] if self.tokenizer_at is None else [self.tokenizer_at / name for name in (CONFIG, NAMES)]
-        of_model = [folder / GENERATION_CONFIG for folder in reversed(self.folders)]
+        of_tokenizer = [path for path in self.known.beside if path.name in OF_TOKENIZER]
+        of_model = [folder / name for folder in reversed(self.folders) for name in OF_MODEL]
         return {path.name: path for path in (*of_tokenizer, *of_model) if path.exists()}
 
     @property
     def template(self) -> Path | None:
         """The chat template in a file of its own, where newer folders have it."""
-        path = None if self.tokenizer_at is None else self.tokenizer_at / JINJA
-        return None if path is None or not path.is_file() else path
+        return next((path for path in self.known.beside if path.name == JINJA), None)
 
 
 def check_new(target: Path) -> None:
@@ -69,11 +66,12 @@ def check_new(target: Path) -> None:
 
 def to_checkpoint(it: Foreign, target: Path, *, dtype: torch.dtype | None, dry_run: bool) -> list[str]:
     """Convert, or only look; returns what is to be told. CheckpointError where something is wrong."""
-    published, tokenizer = it.published, it.tokenizer if isinstance(it.tokenizer, Tokenizer) else None
+    published, known = it.published, it.known.tokenizer
+    tokenizer = known if isinstance(known, Tokenizer) else None
     _check_tokenizer(it)
     wanted = {name: dtype or published.dtype_of(name) for name in published.sources}
     needed = sum(published.sources[name].weight.size * kind.itemsize for name, kind in wanted.items())
-    told = _told(published, it.tokenizer, needed)
+    told = _told(it, needed)
     if dry_run:
         return [*told, *_listed(published, wanted)]
     check_space(target, needed)
@@ -106,23 +104,11 @@ def _check_name(target: Path) -> None:
         )
 
 
-def tokenizer_at(path: Path) -> Tokenizer | None:
-    """The tokenizer of a folder; None where there is none. CheckpointError if it cannot be read."""
-    if not any((path / name).exists() for name in _TOKENIZERS) and not any(path.glob("*.model")):
-        return None
-    try:
-        return Tokenizer.load(path)
-    except DataError as error:
-        raise CheckpointError(
-            f"The tokenizer of {path} cannot be read: {error} Or remove its files to convert the weights alone."
-        ) from None
-
-
 def _check_tokenizer(it: Foreign) -> None:
-    published, tokenizer = it.published, it.tokenizer
+    published, tokenizer = it.published, it.known.tokenizer
     if isinstance(tokenizer, Tokenizer) and tokenizer.vocab_size > published.vocab_size:
         raise CheckpointError(
-            f"The tokenizer of {it.tokenizer_at or published.folder} has {tokenizer.vocab_size:,} ids, and the model "
+            f"The tokenizer of {it.known.folder or published.folder} has {tokenizer.vocab_size:,} ids, and the model "
             f"has rows for {published.vocab_size:,}: they do not belong together. Get both from one place."
         )
 
@@ -134,8 +120,8 @@ def _files(it: Foreign, dtype: torch.dtype) -> dict[str, bytes]:
     config = stub(published.folder, published.model, precision)
     text = _HEADER.format(name=clip(published.folder.absolute().name)) + to_toml(config)
     files = {"config.toml": text.encode()}
-    if isinstance(it.tokenizer, Tokenizer):
-        files["tokenizer.json"] = it.tokenizer.to_json().encode()
+    if isinstance(it.known.tokenizer, Tokenizer):
+        files["tokenizer.json"] = it.known.tokenizer.to_json().encode()
     for name, path in it.beside.items():
         if "auto_map" not in (content := read_json(path)):
             files[name] = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
@@ -163,8 +149,8 @@ def _metadata(published: Published, tokenizer: Tokenizer | None) -> dict[str, An
     }
 
 
-def _told(published: Published, known: Tokenizer | str, num_bytes: int) -> list[str]:
-    model = published.model
+def _told(it: Foreign, num_bytes: int) -> list[str]:
+    published, model, known = it.published, it.published.model, it.known.tokenizer
     parameters = sum(source.weight.size for source in published.sources.values())
     ids = known if isinstance(known, str) else f"{known.vocab_size:,} ids"
     return [
@@ -173,6 +159,7 @@ def _told(published: Published, known: Tokenizer | str, num_bytes: int) -> list[
         f"{model.seq_length:,} positions, vocabulary {published.vocab_size:,}",
         f"  tokenizer  {ids}",
         f"  tensors    {len(published.sources)}, {amount(num_bytes)}",
+        *(f"  left: {path} (the tokenizer beside it is another, or none)" for path in it.known.left),
     ]
 
 
