@@ -106,6 +106,20 @@ def test_a_threshold_has_a_file_of_1_1_answered_as_one_of_2_0_by_both_commands(t
         assert scores == {key: told[key] for key in scores} and "best_exact" in scores
 
 
+@pytest.mark.parametrize("name", ["dev-v2.0", "dev.JSON"])
+def test_a_file_of_2_0_is_one_whatever_its_name_ends_in(trained: Path, tmp_path: Path, name: str) -> None:
+    """As long as it is not .jsonl."""
+    told = {}
+    for file in (trained / "dev.json", tmp_path / name):
+        file.write_bytes((trained / "dev.json").read_bytes())
+        answer = here("evaluate", trained / "at" / "run", "squad", "--data", file, "--json")
+        assert answer.status == 0, answer
+        told[file] = json.loads(answer.out)
+    usual, other = told.values()
+    assert usual["protocol"] == other["protocol"] == "SQuAD 2.0"
+    assert {key: other[key] for key in ("exact", "f1", "best_f1")} == {k: usual[k] for k in ("exact", "f1", "best_f1")}
+
+
 def test_a_file_of_questions_alone_is_nothing_to_measure_on(trained: Path, tmp_path: Path) -> None:
     asked = tmp_path / "asked.jsonl"
     asked.write_text('{"question": "Who?", "context": "Ada and Bob."}\n')

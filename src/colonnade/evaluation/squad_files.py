@@ -12,7 +12,7 @@ from colonnade.examples.squad import Question, questions_of
 
 
 def read_questions(*paths: Path) -> list[Question]:
-    """All questions of SQuAD's files (.json), or of files with an object a line (.jsonl) that has "question" and
+    """All questions of SQuAD's files, or of files with an object a line (`has_lines`) that has "question" and
     "context", and "id" where it is to be known by something else than its line. DataError where there are none, one is
     broken, or an id comes twice.
     """
@@ -26,6 +26,11 @@ def read_questions(*paths: Path) -> list[Question]:
             )
         names.add(each.name)
     return questions
+
+
+def has_lines(path: Path) -> bool:
+    """Whether a file of questions has an object a line; any other is read as one of SQuAD."""
+    return path.suffix == ".jsonl"
 
 
 def output_files(output: str | Path) -> dict[str, Path]:
@@ -50,7 +55,7 @@ def scores_of_answers(
 
 
 def _whole(path: Path) -> list[Question]:
-    found = list(_lines(path) if path.suffix == ".jsonl" else questions_of(path))
+    found = list(_lines(path) if has_lines(path) else questions_of(path))
     broken = [each for each in found if isinstance(each, Rejected)]
     if broken:
         raise DataError(f"{path} has {len(broken):,} that are no questions. The first: {broken[0]}. Copy it again.")

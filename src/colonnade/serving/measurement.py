@@ -9,7 +9,7 @@ from types import MappingProxyType
 from colonnade.errors import DataError
 from colonnade.evaluation.detokenize import DETOKENIZERS
 from colonnade.evaluation.passages import VARIANTS, read_passages
-from colonnade.evaluation.squad_files import output_files, read_questions
+from colonnade.evaluation.squad_files import has_lines, output_files, read_questions
 from colonnade.evaluation.wikitext import read_wikitext
 from colonnade.outputs import output_problems
 
@@ -101,7 +101,7 @@ def _file_problems(asked: Measurement, file: Path) -> Iterator[str]:
         what = "is a folder" if file.is_dir() else "does not exist"
         yield f"--data {file} {what}. Name the file of the test set."
         return
-    if asked.task == "squad" and file.suffix == ".jsonl":
+    if asked.task == "squad" and has_lines(file):
         yield (
             f"--data {file} has questions without answers, as every .jsonl has: there is nothing to measure. Name a "
             "file of SQuAD (.json), or have the questions answered with `colonnade predict`."

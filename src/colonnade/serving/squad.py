@@ -16,7 +16,7 @@ from colonnade.evaluation.answers import Answers, Selection, submission
 from colonnade.evaluation.progress import Progress
 from colonnade.evaluation.questions import Logits, Prepared, choose, logits_of, prepare
 from colonnade.evaluation.squad import SquadScores
-from colonnade.evaluation.squad_files import output_files, read_questions, scores_of_answers
+from colonnade.evaluation.squad_files import has_lines, output_files, read_questions, scores_of_answers
 from colonnade.examples.squad import Question, may_have_none
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert_spans import SpanBERT
@@ -64,7 +64,7 @@ def measure_squad(trained: Trained, mesh: Mesh, asked: Measurement, data: str) -
 
 def may_go_unanswered(asked: Measurement, files: Iterable[Path]) -> bool:
     """Whether a question may have no answer: where a file is of 2.0, or a threshold was asked for."""
-    return asked.null_threshold is not None or any(may_have_none(path) for path in files if path.suffix == ".json")
+    return asked.null_threshold is not None or any(may_have_none(path) for path in files if not has_lines(path))
 
 
 def answers_to(
