@@ -139,17 +139,28 @@ def test_a_corpus_that_is_not_there_is_told(tmp_path: Path) -> None:
     ("command", "named"),
     [
         (["overlap", "URL", "exam.txt"], "URL does not exist."),
+        (["overlap", "exam.txt", "URL"], "URL does not exist."),
+        (
+            ["examples", "chat", "URL", "--output", "chat", "--tokenizer", "tokenizer.json", "--template", "plain"],
+            "URL does not exist.",
+        ),
+        (
+            ["tokenize", "exam.txt", "--output", "exam", "--tokenizer", "URL"],
+            "URL is no tokenizer: there is no such file, and no tokenizer.json, encoder.json with vocab.bpe, "
+            "vocab.json with merges.txt, vocab.txt or one *.model in it.",
+        ),
         (["inspect", "URL"], "there is no URL.bin and no URL.idx."),
         (["merge", "URL", "--output", "joined"], "there is no URL.bin and no URL.idx."),
         (["train-tokenizer", "URL", "--output", "t.json"], "URL does not exist."),
     ],
 )
 def test_a_url_where_files_are_asked_for_is_told_as_it_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], named: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, command: list[str], named: str
 ) -> None:
     """A path has one slash where a URL has two."""
     monkeypatch.chdir(tmp_path)
     Path("exam.txt").write_text("one two three four five six seven eight nine\n")
+    tokenizer.save("tokenizer.json")
     answer = here("data", *(each.replace("URL", "https://me:secret@host/corpus") for each in command))
     hidden = named.replace("URL", "https://…@host/corpus")
     assert answer.status == 2 and f"{hidden} It is a URL, and what is named has to be on this machine" in answer.err

@@ -68,6 +68,7 @@ def test_what_is_refused(trained: Path, tmp_path: Path) -> None:
         (["squad", "--data", broken], "line 1: no JSON"),
         (["squad", "--data", data, "--window", "5"], "leaves no room for text"),
         (["squad", "--data", data, "--window", "17"], "longer than model.seq_length = 16"),
+        (["squad", "--data", "s3://here/dev.json"], "--data s3://here/dev.json does not exist. It is a URL"),
         (["lambada", "--data", data, "--n-best", "3"], "--n-best is of the task squad"),
         (["lambada", "--data", data, "--max-answer-length", "3"], "--max-answer-length is of the task squad"),
         (["lambada", "--data", data, "--max-query-length", "3"], "--max-query-length is of the task squad"),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from colonnade.data.chat_template import JINJA, folder_of
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, DataError
+from colonnade.storage import as_given
 from colonnade.tokenizer_files import CONFIG, NAMES
 
 OF_TOKENIZER = (CONFIG, NAMES)
@@ -51,7 +52,7 @@ def _named(path: Path) -> Tokenizer:
     try:
         return Tokenizer.load(path)
     except DataError as error:
-        raise CheckpointError(f"--tokenizer {path}: {error}") from None
+        raise CheckpointError(f"--tokenizer {as_given(path)}: {error}") from None
 
 
 def _tokenizer_in(folder: Path) -> Tokenizer | None:

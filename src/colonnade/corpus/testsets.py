@@ -22,6 +22,7 @@ import numpy as np
 from colonnade.corpus.streams import COMPRESSIONS, Damaged, HashedFile, blocks
 from colonnade.corpus.words import Hashes, WordHashes, ngram_hashes, normal_form, spans_of, union
 from colonnade.errors import DataError
+from colonnade.storage import as_given, not_here
 
 LEAST = 8
 """[words] Shorter passages are too common to be looked for."""
@@ -61,6 +62,11 @@ def passages(path: Path, key: str) -> Iterator[list[str]]:
 
 def texts(path: Path, key: str) -> Iterator[str]:
     """The passages of a set, by the ending of its file."""
+    if not path.exists():
+        raise DataError(
+            f"{as_given(path)} does not exist.{not_here(path)} Name an evaluation set: .jsonl, SQuAD's .json, .txt, "
+            ".tokens or .raw."
+        )
     ending = Path(path.name.removesuffix(path.suffix) if path.suffix in COMPRESSIONS else path.name).suffix
     try:
         with path.open("rb") as raw:

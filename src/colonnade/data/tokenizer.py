@@ -26,6 +26,7 @@ from colonnade.data.sentencepiece import HIDDEN, SENTINEL, load_sentencepiece
 from colonnade.data.tokenizer_config import TokenizerConfig, read_text
 from colonnade.data.wordpiece import load_wordpiece
 from colonnade.errors import DataError
+from colonnade.storage import as_given, not_here
 from colonnade.tokenizer_files import find_pair
 
 _ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<eos>", "</s>")
@@ -57,9 +58,9 @@ class Tokenizer:
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():
             raise DataError(
-                f"{path} is no tokenizer: there is no such file, and no tokenizer.json, encoder.json with vocab.bpe, "
-                "vocab.json with merges.txt, vocab.txt or one *.model in it. Train one with `colonnade data "
-                "train-tokenizer`, or name GPT-2's folder."
+                f"{as_given(path)} is no tokenizer: there is no such file, and no tokenizer.json, encoder.json with "
+                f"vocab.bpe, vocab.json with merges.txt, vocab.txt or one *.model in it.{not_here(path)} Train one "
+                "with `colonnade data train-tokenizer`, or name GPT-2's folder."
             )
         found = cls.from_json(read_text(file), source=str(file))
         dropout = getattr(found._inner.model, "dropout", None)

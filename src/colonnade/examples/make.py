@@ -18,6 +18,7 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.writer import TokenFileWriter, check_prefix, held
 from colonnade.errors import DataError
 from colonnade.examples.format import Document, Format
+from colonnade.storage import as_given, not_here
 
 _AT_ONCE = 1024  # examples that are tokenized together
 
@@ -85,8 +86,9 @@ def _inputs(format: Format, files: Sequence[Path]) -> list[Path]:
         elif path.is_file():
             found.append(path)
         else:
-            what = "is a folder: name its files" if path.is_dir() else "does not exist"
-            raise DataError(f"{path} {what}. Examples of {format.fields.format} are read from files that are named.")
+            what = "is a folder: name its files." if path.is_dir() else f"does not exist.{not_here(path)}"
+            examples = f"Examples of {format.fields.format}"
+            raise DataError(f"{as_given(path)} {what} {examples} are read from files that are named.")
     return found
 
 

@@ -12,6 +12,7 @@ from colonnade.evaluation.passages import VARIANTS, read_passages
 from colonnade.evaluation.squad_files import has_lines, output_files, read_questions
 from colonnade.evaluation.wikitext import read_wikitext
 from colonnade.outputs import output_problems
+from colonnade.storage import as_given, not_here
 
 PARTS = ("validation", "test")
 """Of a run's data: what it is not trained on."""
@@ -98,8 +99,8 @@ def _text(asked: Measurement) -> Iterator[str]:
 def _file_problems(asked: Measurement, file: Path) -> Iterator[str]:
     """What is wrong with a test set of a certain form: it is read here, so that a line is told in a second."""
     if not file.is_file():
-        what = "is a folder" if file.is_dir() else "does not exist"
-        yield f"--data {file} {what}. Name the file of the test set."
+        what = "is a folder." if file.is_dir() else f"does not exist.{not_here(file)}"
+        yield f"--data {as_given(file)} {what} Name the file of the test set."
         return
     if asked.task == "squad" and has_lines(file):
         yield (
