@@ -280,9 +280,17 @@ def open_trained(
     load(path, shards, model=model_metadata(config.model, vocab_size), unread=(OPTIMIZER,))
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     inference = Inference([Chunk(chunk, model, ResidentWeights())], model, mesh.pp, ResidentWeights())
-    tokenizer, template = tokenizer_of(path, manifest), template_of(path, manifest)
+    tokenizer = tokenizer_of(path, manifest)
     return Trained(
-        *(model, mesh, inference.hidden, tokenizer, config, metadata.step, used, metadata.base, template),
+        model=model,
+        mesh=mesh,
+        hidden=inference.hidden,
+        tokenizer=tokenizer,
+        config=config,
+        step=metadata.step,
+        precision=used,
+        base=metadata.base,
+        template=template_of(path, manifest),
         labels=metadata.labels,
         ends=ends_of(path, manifest, tokenizer),
     )
