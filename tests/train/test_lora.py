@@ -8,6 +8,7 @@ import torch
 
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import MANIFEST
+from colonnade.data.sidecar import sidecar_path
 from colonnade.errors import CheckpointError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh
@@ -15,6 +16,7 @@ from colonnade.train.base import Base, BaseMetadata, base_path, content_of, cont
 from tests.commands import Answer, after_banner, forked, here
 from tests.distributed import run_on_ranks
 from tests.runs import Finished, metrics, tensors
+from tests.tasks import examples
 from tests.tiny import TinyCorpus, write_config
 
 LORA = ("optim.decay_steps=6", "lora.rank=4", "lora.dropout=0.1", 'lora.targets=["attention.*", "mlp.up"]')
@@ -137,6 +139,27 @@ def test_a_base_that_has_changed_or_moved(
     assert answer.status == 2 and "adapters of another base" in answer.err, answer
     answer = forked("train", settings, f"train.init_from={moved}", *LORA, "train.steps=7")
     assert answer.status == 0 and "Resumed from" in after_banner(answer.out), answer
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_run_goes_on_with_the_classifier_that_it_began_with(is_taken: bool, tmp_path: Path) -> None:
+    """Of its base, or drawn for other labels and saved: whatever the files call their labels since."""
+    folder, path = examples.write_examples(tmp_path, ["qqp"]), examples.write_config(tmp_path, "qqp", tmp_path)
+    names, classifier = sidecar_path(folder / "qqp"), {"head.classifier.bias", "head.classifier.weight"}
+    same, other = names.read_text(), names.read_text().replace("duplicate", "paraphrase")
+    assert forked("train", path, "train.steps=1", f"run.folder={tmp_path / 'base'}").status == 0
+    beside = (f"train.init_from={tmp_path / 'base'}", "lora.rank=2")
+    names.write_text(same if is_taken else other)
+    assert forked("train", path, *beside, "train.steps=2").status == 0
+    assert (tensors(tmp_path / "run").keys() >= classifier) != is_taken
+    names.write_text(other if is_taken else same)
+    told = forked("train", path, *beside, "--dry-run")
+    assert told.status == 0 and "step_00000002 with step 3." in told.out, told
+    answer = forked("train", path, *beside)
+    assert answer.status == 0 and "Finished 4 steps" in answer.out, answer
+    assert (tensors(tmp_path / "run").keys() >= classifier) != is_taken
+    base = read_manifest(tmp_path / "run" / "checkpoints" / "step_00000004").metadata["base"]
+    assert (classifier <= {*base["weights"]}) == is_taken
 
 
 def test_adapters_are_no_weights_to_begin_from(adapted: Path, corpus: TinyCorpus, tmp_path: Path) -> None:

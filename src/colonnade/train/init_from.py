@@ -92,8 +92,8 @@ def origin_at(path: Path, named_by: str = "train.init_from") -> Origin:
 
 
 def based_on(origin: Origin, state: TrainState, ranks: Axis) -> Base:
-    """What a run with adapters takes from `origin` and does not save: frozen weights that are there as they are. Every
-    rank calls this.
+    """What a run with adapters that begins takes from `origin` and does not save: frozen weights that are there as they
+    are. One that goes on takes what its checkpoint lacks (`recovery.restore`). Every rank calls this.
     """
     stated = state.model.architecture.weights()
     kept = (name for name, w in stated.items() if w.is_frozen and origin.shapes.get(name) == w.shape)

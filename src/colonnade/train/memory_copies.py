@@ -179,7 +179,7 @@ class MemoryCopies:
         self._agree(lambda: write_whole(path / MANIFEST, text) if lacks_it else None)
         contents: list[Manifest] = []
         self._agree(lambda: contents.append(read_manifest(path)))
-        mine = gather_texts(json.dumps(sorted(files_needed(contents[0], recovery.shards_of(state)))), world)
+        mine = gather_texts(json.dumps(sorted(files_needed(contents[0], recovery.shards_of(state, base=True)))), world)
         needed = [{name for rank in ranks for name in json.loads(mine[rank])} for ranks in machine.machines]
         sent = to_those_that_lack(whole, needed, machine.machines)
         self._agree(lambda: _refused(exchange(sent, path, world.rank, machine.group)))

@@ -350,10 +350,11 @@ def _frozen(state: TrainState) -> list[str]:
 
 
 def _lacks(state: TrainState, manifest: Manifest) -> set[str]:
-    """The moments that a checkpoint has none of, because their weights were frozen."""
-    frozen = manifest.metadata.get("frozen", [])
+    """What a checkpoint has none of: moments, because their weights were frozen, and the weights that its base has."""
+    frozen, base = (manifest.metadata.get(key) for key in ("frozen", "base"))
     kept = {name for each in state.optimizer_state for name in each}
-    return {f"{OPTIMIZER}{moment}.{name}" for moment in kept for name in frozen}
+    moments = {f"{OPTIMIZER}{moment}.{name}" for moment in kept for name in frozen or ()}
+    return moments | {*(base or {}).get("weights", ())}
 
 
 def _thawed(state: TrainState, metadata: RunMetadata) -> Iterator[str]:
@@ -379,7 +380,7 @@ def restore(
     run, began = Path(config.run.folder), as_it_began(config, state.changes)
     found = load_found(
         partial(find, run) if path is None else lambda: path,
-        shards_of(state),
+        shards_of(state, base=True),
         model=model_metadata(config.model, corpus.vocab_size),
         check=partial(_check_all, state, began, corpus),
         unread=(OPTIMIZER,),  # of weights that are frozen now
@@ -390,6 +391,8 @@ def restore(
         return None
     path, metadata = found[0], metadata_of(*found)
     state.ownership.publish()
+    if state.base is not None and metadata.base is not None:  # as the run began, whichever weights it would take today
+        state.base = replace(state.base, weights=frozenset(metadata.base.weights))
     state.step, state.samples, state.skipped = metadata.step, metadata.samples, metadata.skipped_steps
     if metadata.loss_scale is not None:
         state.loss_scale = state.loss_scale.resumed(metadata.loss_scale.model_dump())
