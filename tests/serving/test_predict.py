@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 from colonnade.data.sidecar import ExampleFields
+from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError
+from colonnade.examples.formats import FORMATS
+from colonnade.examples.make import make_examples
 from colonnade.serving.predict import Predictions, averaged
 from tests.commands import forked, here
 from tests.runs import Finished, metrics
@@ -138,6 +141,28 @@ def test_mistakes_are_one_message(
     answer = here("predict", runs["mnli"], *arguments)
     assert (answer.status, answer.out) == (2, ""), answer
     assert words in " ".join(answer.err.split())
+
+
+def test_a_model_that_was_trained_here_labels_examples_whose_labels_have_other_names(
+    examples: Path, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    """By their numbers, which is told; so are evaluations of its run that has such files."""
+    make_examples(
+        FORMATS["mrpc"], [examples / "qqp.jsonl"], tmp_path / "mrpc", Tokenizer.load(examples / "tokenizer.json")
+    )
+    own = json.loads(here("predict", runs["qqp"], examples / "qqp", "--json").out)
+    answer = here("predict", runs["qqp"], tmp_path / "mrpc", "--json")
+    assert answer.status == 0 and answer.err.count("\n") == 1, answer
+    assert answer.err.startswith("Note: the checkpoint tells not_duplicate, duplicate apart, and examples of mrpc have")
+    assert "labels not_equivalent, equivalent: their numbers are taken to mean the same." in answer.err
+    found = json.loads(answer.out)
+    assert found["scores"] == own["scores"]
+    for each, other in zip(found["predictions"], own["predictions"], strict=True):
+        assert [*each["probabilities"].values()] == [*other["probabilities"].values()]
+    path = write_config(examples, "qqp", tmp_path)
+    assert forked("train", path, f"data.validation={tmp_path / 'mrpc'}", "train.steps=1").status == 0
+    measured = here("evaluate", tmp_path / "run", "--part", "validation")
+    assert measured.status == 0 and "their numbers are taken to mean the same" in measured.out, measured
 
 
 def test_a_language_model_tells_no_labels(finished: Finished, examples: Path) -> None:

@@ -27,6 +27,7 @@ from colonnade.examples.make import make_examples
 from colonnade.train import corpus as module
 from colonnade.train.corpus import open_corpus
 from tests import tiny
+from tests.commands import here
 from tests.tasks import examples
 from tests.tiny import VOCAB_SIZE, TinyCorpus, config
 
@@ -76,21 +77,45 @@ def test_another_tokenizer_than_the_datas(corpus: TinyCorpus, tmp_path: Path) ->
         open_corpus(config(corpus, tmp_path, f"data.validation={other.prefix}"))
 
 
-def test_a_labels_number_means_the_same_in_all_files_of_a_run(tmp_path: Path) -> None:
-    """RTE and WNLI have the same labels in another order, SST-2 has other ones; QNLI has those of RTE."""
-    folder = examples.write_examples(tmp_path, ["qqp"])
-    for task in ("rte", "qnli", "wnli", "sst2"):
+def labelled(folder: Path, *tasks: str) -> Path:
+    """The same texts as token files of several tasks of two labels."""
+    examples.write_examples(folder, ["qqp"])
+    for task in tasks:
         make_examples(FORMATS[task], [folder / "qqp.jsonl"], folder / task, Tokenizer.load(folder / "tokenizer.json"))
+    return folder
+
+
+def test_a_labels_number_means_the_same_in_all_files_of_a_run(tmp_path: Path) -> None:
+    """RTE and WNLI have the same labels in another order; QNLI has those of RTE."""
+    folder = labelled(tmp_path, "rte", "qnli", "wnli")
     path = examples.write_config(folder, "rte", tmp_path / "at")
-    assert open_corpus(load(path, [f"data.test={folder / 'qnli'}"])).labels == ["entailment", "not_entailment"]
-    of_rte = "rte entailment, not_entailment: a label's number"
+    same = open_corpus(load(path, [f"data.test={folder / 'qnli'}"]))
+    assert same.labels == ["entailment", "not_entailment"] and same.other_labels == []
+    said = r"wnli has the labels not_entailment, entailment, and .*rte entailment, not_entailment: a label's number"
     for key in ("validation", "test"):
-        with pytest.raises(DataError, match=rf"wnli has the labels not_entailment, entailment, and .*{of_rte}"):
+        with pytest.raises(DataError, match=said):
             open_corpus(load(path, [f"data.{key}={folder / 'wnli'}"]))
-    blend = f'blend = {{"{folder}/rte" = 1, "{folder}/sst2" = 1}}'
+    blend = f'blend = {{"{folder}/rte" = 1, "{folder}/wnli" = 1}}'
     path.write_text(path.read_text().replace(f'train = "{folder}/rte"', blend))
-    with pytest.raises(DataError, match=rf"sst2 has the labels negative, positive, and .*{of_rte}"):
+    with pytest.raises(DataError, match=said):
         open_corpus(load(path))
+
+
+def test_labels_of_other_names_are_taken_by_their_numbers_and_told(tmp_path: Path) -> None:
+    """A duplicate, and a sentence that means the same."""
+    folder = labelled(tmp_path, "mrpc")
+    path = examples.write_config(folder, "qqp", tmp_path / "at")
+    told = (
+        f"{folder / 'mrpc'} has the labels not_equivalent, equivalent, and {folder / 'qqp'} not_duplicate, duplicate: "
+        "their numbers are taken to mean the same"
+    )
+    of_both = [f"data.{key}={folder / 'mrpc'}" for key in ("validation", "test")]
+    assert open_corpus(load(path, of_both)).other_labels == [told], "once"
+    answer = here("train", path, of_both[0], "--dry-run")
+    assert answer.status == 0 and f"note       {told}." in answer.out, answer
+    blend = f'blend = {{"{folder}/qqp" = 1, "{folder}/mrpc" = 1}}'
+    path.write_text(path.read_text().replace(f'train = "{folder}/qqp"', blend))
+    assert open_corpus(load(path)).other_labels == [told]
 
 
 def test_a_token_file_of_megatrons_tools_has_nothing_to_hold_against(corpus: TinyCorpus, tmp_path: Path) -> None:

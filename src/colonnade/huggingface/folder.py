@@ -146,13 +146,12 @@ def open_published(folder: Path, *, whole: bool = True) -> Published:
 
 
 def labels_of(content: Mapping[str, Any], model: ModelConfig) -> tuple[str, ...]:
-    """`id2label` of a config.json, in the order of the ids; none where it says no names."""
+    """`id2label` of a config.json, in the order of the ids; none where it does not name each of them."""
     named = content.get("id2label")
     if model.head != "classification" or not isinstance(named, dict):
         return ()
     found = tuple(named.get(str(number)) for number in range(model.num_labels or 0))
-    unnamed = all(name == f"LABEL_{number}" for number, name in enumerate(found))
-    return () if unnamed or not all(isinstance(name, str) for name in found) else tuple(map(str, found))
+    return tuple(map(str, found)) if all(isinstance(name, str) for name in found) else ()
 
 
 def ids_in(value: object) -> list[int]:

@@ -194,6 +194,7 @@ def _notes(config: Config, whole: Config, corpus: Corpus) -> Iterator[str]:
         if config.model.is_causal and not corpus.tokenizer.is_byte_level:
             yield "the tokenizer is not byte-level: no bits per byte"
         yield from (not_checked(prefix, "data.tokenizer") for prefix in corpus.unchecked)
+    yield from corpus.other_labels
     if data.blend is not None and data.validation is None and data.shares[1]:
         there = 0 if datasets.validation is None else len(datasets.validation.parts)
         if there < len(data.blend):

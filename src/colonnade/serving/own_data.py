@@ -51,7 +51,7 @@ def measure_part(
         return
     read = min(wanted, len(part))
     notes = [f"the first {read:,} of {len(part):,} samples of the {name} part; --samples reads more"]
-    notes = [*(notes if read < len(part) else []), *([note] if note else [])]
+    notes = [*(notes if read < len(part) else []), *([note] if note else []), *corpus.other_labels]
     numbers = {"part": name, "samples": read, "samples_of_part": len(part), **asdict(cast(Any, result.found))}
     numbers.pop("notes", None)
     if result.each:

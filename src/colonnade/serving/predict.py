@@ -23,7 +23,7 @@ from colonnade.config.numbers import counted, one_of
 from colonnade.data.datasets import open_tokens
 from colonnade.data.example_dataset import ExampleDataset, PairTokens, Reading, fields_of, misfit
 from colonnade.data.indexed import idx_path
-from colonnade.data.label_names import numbers_of
+from colonnade.data.label_names import compare_labels, numbers_of
 from colonnade.data.loader import evaluation_batches
 from colonnade.data.sidecar import ExampleFields
 from colonnade.errors import ConfigError, DataError
@@ -188,26 +188,30 @@ def predict(
             dp_rank=mesh.data.rank,
             dp_size=mesh.data.size,
         )
-        columns = columns_of(trained.labels, fields_of(file), model.num_logits)
+        columns = columns_of(trained, fields_of(file), model.num_logits)
         logits, targets = task.logits(model, batches, dp=mesh.data, pp=mesh.pp, hidden=trained.hidden)
         return Predictions(fields_of(file), logits[:, columns].numpy(), targets.numpy())
 
 
-def columns_of(labels: Sequence[str], fields: ExampleFields, num_logits: int) -> list[int]:
-    """Which of a model's logits each label of examples has, by its name; by its number where one of the two has no
-    names. `labels`: the model's. ConfigError where these are others.
+def columns_of(trained: Trained, fields: ExampleFields, num_logits: int) -> list[int]:
+    """Which of a model's logits each label of examples has: by its name where the model has the same names, else by its
+    number, which is told on standard error where they have other names. ConfigError for those of a converted model.
     """
-    if not (labels and fields.labels):
-        return list(range(num_logits))
-    found = numbers_of(fields.labels, labels)
-    if found is None:
+    how = compare_labels(trained.labels, fields.labels)
+    if how == "reordered":
+        return numbers_of(fields.labels, trained.labels)
+    both = (
+        f"the checkpoint tells {', '.join(trained.labels)} apart, and examples of {fields.format} have the labels "
+        f"{', '.join(fields.labels)}"
+    )
+    if how == "other" and trained.is_converted:
         raise ConfigError(
-            f"the checkpoint tells {', '.join(labels)} apart, and examples of {fields.format} have the labels "
-            f"{', '.join(fields.labels)}. Use a model that was fine-tuned for {fields.format}. If only the names "
-            "differ, write those of the examples in id2label of the config.json that the checkpoint was converted "
-            "from, and convert again."
+            f"{both}. Use a model that was fine-tuned for {fields.format}. If only the names differ, write those of "
+            "the examples in id2label of the config.json that the checkpoint was converted from, and convert again."
         )
-    return found
+    if how == "other" and trained.mesh.rank == 0:
+        print(f"Note: {both}: their numbers are taken to mean the same.", file=sys.stderr, flush=True)
+    return list(range(num_logits))
 
 
 def averaged(members: Sequence[Predictions]) -> Predictions:

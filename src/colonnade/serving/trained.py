@@ -84,6 +84,8 @@ class Trained:
     """How conversations are written down, where the checkpoint says it."""
     labels: tuple[str, ...] = ()
     """Names of what a classifier tells apart, where the checkpoint says them."""
+    is_converted: bool = False
+    """Whether the checkpoint is a published model as it was converted."""
     ends: frozenset[int] = frozenset()
     """Tokens that end a text, where the checkpoint says them."""
 
@@ -292,6 +294,7 @@ def open_trained(
         base=metadata.base,
         template=template_of(path, manifest),
         labels=metadata.labels,
+        is_converted="converted_from" in manifest.metadata,
         ends=ends_of(path, manifest, tokenizer),
     )
 

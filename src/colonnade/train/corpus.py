@@ -6,7 +6,7 @@ Opening it takes no torch, so that what is wrong is reported before any rank sta
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ from colonnade.data.example_dataset import fields_of
 from colonnade.data.identity import DataIdentity, identify
 from colonnade.data.indexed import TokenFile
 from colonnade.data.kinds import samples_of
-from colonnade.data.label_names import same_labels
+from colonnade.data.label_names import Comparison, compare_labels
 from colonnade.data.remote import open_token_file
 from colonnade.data.sidecar import read_sidecar
 from colonnade.data.span_dataset import windows_of
@@ -109,6 +109,20 @@ class Corpus:
             return []
         return list(fields_of(next(iter(self.files.values()))).labels)
 
+    @cached_property
+    def other_labels(self) -> list[str]:
+        """What to say of token files whose labels have other names than those of the first."""
+        found = (f"{both}: their numbers are taken to mean the same" for how, both in self.compared() if how == "other")
+        return list(dict.fromkeys(found))
+
+    def compared(self) -> Iterator[tuple[Comparison, str]]:
+        """How the labels of each further token file compare with those of the first, and both in words."""
+        first, *others = self.files.values()
+        for file in others if self.labels else ():
+            labels = fields_of(file).labels
+            both = f"{file.prefix} has the labels {', '.join(labels)}, and {first.prefix} {', '.join(self.labels)}"
+            yield compare_labels(self.labels, labels), both
+
     @property
     def properties(self) -> dict[str, str]:
         """What ranks must have alike, in words."""
@@ -170,14 +184,11 @@ def open_corpus(config: Config, earlier: Earlier = ()) -> Corpus:
 
 
 def _check_labels(corpus: Corpus) -> None:
-    """DataError for a token file whose labels are others than those of the first, or numbered in another order."""
-    first, *others = corpus.files.values()
-    for file in others if corpus.labels else ():
-        labels = fields_of(file).labels
-        if not same_labels(corpus.labels, labels):
+    """DataError for a token file that numbers the labels of the first in another order."""
+    for how, both in corpus.compared():
+        if how == "reordered":
             raise DataError(
-                f"{file.prefix} has the labels {', '.join(labels)}, and {first.prefix} {', '.join(corpus.labels)}: a "
-                "label's number has to mean the same in all files of a run. Name files of one task."
+                f"{both}: a label's number has to mean the same in all files of a run. Name files of one task."
             )
 
 

@@ -21,7 +21,7 @@ from colonnade.checkpoint.plan import Box, Shard, names_in_words, narrow, overla
 from colonnade.config.compare import as_now, model_metadata
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
-from colonnade.data.label_names import same_labels
+from colonnade.data.label_names import compare_labels
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.folder import Published, is_published, open_published
@@ -77,7 +77,7 @@ def opened(config: Config, corpus: Corpus) -> Origin | None:
 def _without_other_answers(origin: Origin, config: Config, corpus: Corpus) -> Origin:
     """Without what its head makes of the pooled vector, where that is for other labels than the run's."""
     alike = answers_alike(origin.model, model_metadata(config.model, corpus.vocab_size))
-    if alike and same_labels(origin.labels, corpus.labels):
+    if alike and compare_labels(origin.labels, corpus.labels) == "same":
         return origin
     kept = taken_by_another_head(origin.shapes)
     shapes = {name: shape for name, shape in origin.shapes.items() if name in kept}

@@ -20,7 +20,7 @@ from colonnade.config.check import check
 from colonnade.config.model import ModelConfig
 from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.schema import Config, ParallelConfig
-from colonnade.data.label_names import same_labels
+from colonnade.data.label_names import compare_labels
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.huggingface.folder import is_published, open_published
 from colonnade.huggingface.peft import is_peft
@@ -191,7 +191,7 @@ def check_teacher(origin: Origin, model: ModelConfig, config: Config, corpus: Co
 def _check_labels(where: str, origin: Origin, model: ModelConfig, config: Config, corpus: Corpus) -> None:
     """ConfigError where a head's labels are others."""
     theirs, mine = list(origin.labels), corpus.labels
-    if model.num_labels != config.model.num_labels or not same_labels(theirs, mine):
+    if model.num_labels != config.model.num_labels or compare_labels(theirs, mine) != "same":
         raise ConfigError(
             f"{where} tells {_labels(model.num_labels, theirs)} apart, and the student "
             f"{_labels(config.model.num_labels, mine)}: a label's number has to mean the same to both. Use a teacher "
