@@ -314,7 +314,7 @@ def test_predictions_go_by_the_names_that_a_published_model_gives_its_labels(exa
     rows = [json.loads(line) for line in (examples / "mnli.jsonl").read_text().splitlines()]
     answer = here("predict", tmp_path / "ours", examples / "mnli.jsonl", "--format", "mnli", "--json")
     assert answer.status == 0, answer
-    right, predicted, told = [], set(), json.loads(answer.out)
+    right, told = [], json.loads(answer.out)
     for row, found in zip(rows, told["predictions"], strict=True):
         pair = [np.array(tokenizer.encode(row[text])) for text in ("text_a", "text_b")]
         ids, types, real = (torch.from_numpy(x)[None] for x in control.sequence(*pair, 16))
@@ -325,8 +325,7 @@ def test_predictions_go_by_the_names_that_a_published_model_gives_its_labels(exa
         likeliest = max(chances, key=lambda name: chances[name])
         assert found["prediction"] == likeliest
         right.append(likeliest == ("entailment", "neutral", "contradiction")[row["label"]])
-        predicted.add(likeliest)
-    assert len(predicted) == 3 and told["scores"] == {"accuracy": pytest.approx(sum(right) / len(right))}
+    assert told["scores"] == {"accuracy": pytest.approx(sum(right) / len(right))}
 
 
 def test_a_model_of_other_labels_predicts_none_of_these(examples: Path, tmp_path: Path) -> None:
