@@ -16,6 +16,7 @@ import pytest
 from colonnade.checkpoint.agree import Agreement
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.load import load
+from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, ColonnadeError
 from colonnade.launch import launch
 from colonnade.mesh.mesh import Mesh
@@ -158,6 +159,21 @@ def test_a_return_forgets_the_copies_of_what_came_behind_it(config: Path, tmp_pa
     assert (memory / START).read_text() == (run / COPIES).read_text() != "the start before"
 
 
+def diverge(step: int, settings: Config) -> None:
+    """Of a run whose state nobody reads."""
+    monitor: Any = SimpleNamespace(event=lambda *_, **__: None, say=lambda text: None)
+    undo.roll_back(
+        Divergence(step=step, first=step, reason="is not finite"),
+        cast(Any, None),
+        cast(Any, SimpleNamespace(wait_out=lambda state: None)),
+        config=settings,
+        mesh=Mesh(),
+        corpus=cast(Any, None),
+        monitor=monitor,
+        copies=MemoryCopies(settings, Mesh(), monitor),
+    )
+
+
 def test_behind_a_divergence_no_copy_and_no_later_checkpoint_is_left(
     config: Path, tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,17 +189,7 @@ def test_behind_a_divergence_no_copy_and_no_later_checkpoint_is_left(
     monkeypatch.setattr(undo, "_against", lambda *_: "")  # of checkpoints that are folders alone
     keys = ["checkpoint.memory_every=1", "checkpoint.keep=9", "divergence.then=roll_back", "divergence.healthy_for=5"]
     settings = load(config, keys)
-    monitor: Any = SimpleNamespace(event=lambda *_, **__: None, say=lambda text: None)
-    undo.roll_back(
-        Divergence(step=22, first=22, reason="is not finite"),
-        cast(Any, None),
-        cast(Any, SimpleNamespace(wait_out=lambda state: None)),
-        config=settings,
-        mesh=Mesh(),
-        corpus=cast(Any, None),
-        monitor=monitor,
-        copies=MemoryCopies(settings, Mesh(), monitor),
-    )
+    diverge(22, settings)
     assert seen == [(0, 10)] and [each.to for each in rollbacks.read(run)] == [10]
 
 
@@ -198,27 +204,12 @@ def test_a_run_that_diverges_again_knows_how_often_it_has_returned(
     settings = load(
         config, ["checkpoint.keep=9", "divergence.then=roll_back", "divergence.healthy_for=5", "divergence.tries=2"]
     )
-    monitor: Any = SimpleNamespace(event=lambda *_, **__: None, say=lambda text: None)
-    copies = MemoryCopies(settings, Mesh(), monitor)
-
-    def diverge(step: int) -> None:
-        undo.roll_back(
-            Divergence(step=step, first=step, reason="is not finite"),
-            cast(Any, None),
-            cast(Any, SimpleNamespace(wait_out=lambda state: None)),
-            config=settings,
-            mesh=Mesh(),
-            corpus=cast(Any, None),
-            monitor=monitor,
-            copies=copies,
-        )
-
     for step in (22, 24):
-        diverge(step)
+        diverge(step, settings)
     known = rollbacks.read(run)
     assert [(each.to, each.skip) for each in known] == [(10, 22 - 10), (10, 24 - 10)] and in_force(known) == known
     with pytest.raises(ColonnadeError, match="It has returned 2 times already"):
-        diverge(26)
+        diverge(26, settings)
     assert rollbacks.read(run) == known
 
 
