@@ -4008,10 +4008,17 @@ MUTATIONS = [
         ("tests/data/test_word_cache.py",),
     ),
     Mutation(
+        "a WordPiece vocabulary's characters within words are numbered as the library happens to",
+        "data/wordpiece.py",
+        "_lowering(_trained(texts(), vocab_size, first, min_frequency, progress))",
+        "_lowering(_trained(texts(), vocab_size, list(CONTROL), min_frequency, progress))",
+        ("tests/data/test_tokenizer_files.py",),
+    ),
+    Mutation(
         "the minimum frequency does not reach the training of a WordPiece vocabulary",
         "data/train_tokenizer.py",
-        "train_wordpiece(texts(), vocab_size, min_frequency=min_frequency, progress=shown)",
-        "train_wordpiece(texts(), vocab_size, progress=shown)",
+        "train_wordpiece(texts, vocab_size, min_frequency=min_frequency, progress=shown)",
+        "train_wordpiece(texts, vocab_size, progress=shown)",
         ("tests/data/test_tokenizer_files.py",),
     ),
     Mutation(

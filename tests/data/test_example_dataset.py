@@ -174,7 +174,7 @@ def test_another_tokenizer(examples: Path, tmp_path: Path) -> None:
     assert isinstance(other, Tokenizer)
     from colonnade.data.wordpiece import train_wordpiece
 
-    Tokenizer(train_wordpiece(["another text of words"], 60, min_frequency=1)).save(tmp_path / "other.json")
+    Tokenizer(train_wordpiece(lambda: ["another text of words"], 60, min_frequency=1)).save(tmp_path / "other.json")
     config = load(write_config(examples, "mnli", tmp_path), [f"data.tokenizer={tmp_path / 'other.json'}"])
     with pytest.raises((DataError, ConfigError), match="another tokenizer"):
         open_corpus(config)

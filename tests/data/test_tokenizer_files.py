@@ -31,7 +31,7 @@ def write_vocab(folder: Path, names: list[str]) -> Path:
 
 def test_a_trained_wordpiece_begins_with_berts_control_tokens_in_berts_order() -> None:
     """Padding is 0, as in every vocabulary of BERT."""
-    trained = train_wordpiece(["the cat sat on the mat", "the dog sat on the cat"] * 3, 40)
+    trained = train_wordpiece(lambda: ["the cat sat on the mat", "the dog sat on the cat"] * 3, 40)
     assert [trained.token_to_id(each) for each in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")] == [0, 1, 2, 3, 4]
     assert trained.encode("The cat [MASK] zzz").tokens[:3] == ["the", "cat", "[MASK]"]
 
@@ -39,9 +39,23 @@ def test_a_trained_wordpiece_begins_with_berts_control_tokens_in_berts_order() -
 def test_a_vocabulary_has_no_more_tokens_than_were_asked_for() -> None:
     """The control tokens, each character, and those within a word once more."""
     smallest = 5 + 3 + 2
-    assert train_wordpiece(["abc"], smallest).get_vocab_size() == smallest
+    assert train_wordpiece(lambda: ["abc"], smallest).get_vocab_size() == smallest
     with pytest.raises(DataError, match=rf"of {smallest - 1} is too small .* take {smallest}\. Ask for {smallest}"):
-        train_wordpiece(["abc"], smallest - 1)
+        train_wordpiece(lambda: ["abc"], smallest - 1)
+
+
+def test_the_same_text_gives_the_same_wordpiece_vocabulary() -> None:
+    """Nearly all of its pairs are as frequent as others, and the library alone then takes any."""
+    text = "pack my box with five dozen liquor jugs while the quick brown fox jumps over a lazy dog"
+    trained = [train_wordpiece(lambda: [text], 80, min_frequency=1).get_vocab() for _ in range(6)]
+    assert len(trained[0]) == 80 and all(each == trained[0] for each in trained)
+
+
+def test_documents_that_a_wordpiece_vocabulary_reads_twice_are_counted_once(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "one two three"}), json.dumps({"no": "text"}), json.dumps({"text": "four"})]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
+    made = train_tokenizer([tmp_path / "corpus.jsonl"], tmp_path / "made.json", 60, kind="wordpiece", progress=False)
+    assert (made.documents, made.rejected, len(made.examples)) == (2, 1, 1)
 
 
 def test_wordpiece(tmp_path: Path) -> None:

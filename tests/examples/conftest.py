@@ -15,7 +15,7 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 @pytest.fixture(scope="session")
 def words() -> Tokenizer:
     text = "the film was not as good as the book about a dog that ran over the hill yesterday " * 3
-    return Tokenizer(train_wordpiece([text], 300, min_frequency=1))
+    return Tokenizer(train_wordpiece(lambda: [text], 300, min_frequency=1))
 
 
 @pytest.fixture(scope="session")

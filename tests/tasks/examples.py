@@ -62,7 +62,7 @@ TASKS = {
 def vocabulary(folder: Path) -> Tokenizer:
     """Of `WORDS`, and of so many ids that scores can be stored."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = Tokenizer(train_wordpiece([" ".join(WORDS)], 200, min_frequency=1))
+    tokenizer = Tokenizer(train_wordpiece(lambda: [" ".join(WORDS)], 200, min_frequency=1))
     tokenizer.save(folder / "tokenizer.json")
     return tokenizer
 

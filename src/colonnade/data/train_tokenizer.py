@@ -73,6 +73,8 @@ def train_tokenizer(
 
     def texts() -> Iterable[str]:
         nonlocal seen
+        seen = 0
+        rejected.clear()
         for text in read_documents(inputs, key=key, rejected=rejected):
             seen += bool(text)
             yield text
@@ -81,7 +83,7 @@ def train_tokenizer(
     if kind == "bpe":
         made = train_bpe(texts(), vocab_size, sentinels=sentinels, min_frequency=min_frequency, progress=shown)
     else:
-        made = Tokenizer(train_wordpiece(texts(), vocab_size, min_frequency=min_frequency, progress=shown))
+        made = Tokenizer(train_wordpiece(texts, vocab_size, min_frequency=min_frequency, progress=shown))
     if not seen:
         raise DataError(_nothing_to_train_on(rejected, key))
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import tokenizers
@@ -13,6 +13,8 @@ from colonnade.data.tokenizer_config import TokenizerConfig, control_tokens, rea
 from colonnade.errors import DataError
 
 CONTROL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_WITHIN = "##"
+"""Begins a token that goes on with a word."""
 OTHERS = ("BertJapaneseTokenizer", "RoFormerTokenizer")
 """Classes of transformers that read a vocab.txt and give other ids than BERT's, by cutting text otherwise."""
 
@@ -51,32 +53,53 @@ def _check(config: TokenizerConfig) -> None:
 
 
 def train_wordpiece(
-    texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2, progress: bool = False
+    texts: Callable[[], Iterable[str]], vocab_size: int, *, min_frequency: int = 2, progress: bool = False
 ) -> tokenizers.Tokenizer:
     """Train a lower-cased WordPiece vocabulary; smaller than asked for when the text has too few pairs.
 
-    The control tokens are its first ids. Raises DataError where the text's characters alone are more.
+    The same texts give the same vocabulary. For that they are read twice: `tokenizers` numbers the characters within
+    words in the order of a hash table, and pairs of equal counts go by these numbers, but those that it is given keep
+    theirs. The control tokens are the first ids, then come the characters.
+    Raises DataError where the text's characters alone are more than `vocab_size`.
     """
     if vocab_size <= len(CONTROL):
         raise DataError(
             f"a vocabulary of {vocab_size} is too small: BERT's control tokens alone are {len(CONTROL)}. Ask for some "
             "thousands."
         )
-    inner = _around({})
-    inner.normalizer = normalizers.BertNormalizer(lowercase=True)
+    characters = sorted(_trained(texts(), len(CONTROL), list(CONTROL), min_frequency, progress), key=_within_last)
+    first = list(dict.fromkeys([*CONTROL, *characters]))
+    if len(first) > vocab_size:
+        raise DataError(
+            f"a vocabulary of {vocab_size} is too small for the text: its characters, at the beginning of a word and "
+            f"within one, and BERT's control tokens take {len(first)}. Ask for {len(first)} or more."
+        )
+    return _lowering(_trained(texts(), vocab_size, first, min_frequency, progress))
+
+
+def _trained(
+    texts: Iterable[str], vocab_size: int, first: list[str], min_frequency: int, progress: bool
+) -> dict[str, int]:
+    """The ids of a vocabulary of so many tokens, or of the text's characters where these are more."""
+    inner = _lowering({})
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
-        special_tokens=list(CONTROL),
-        continuing_subword_prefix="##",
+        special_tokens=first,
+        continuing_subword_prefix=_WITHIN,
         show_progress=progress,
     )
     inner.train_from_iterator(texts, trainer=trainer)
-    if (smallest := inner.get_vocab_size()) > vocab_size:
-        raise DataError(
-            f"a vocabulary of {vocab_size} is too small for the text: its characters, at the beginning of a word and "
-            f"within one, and BERT's control tokens take {smallest}. Ask for {smallest} or more."
-        )
+    return dict(inner.get_vocab())
+
+
+def _within_last(token: str) -> tuple[bool, str]:
+    return token.startswith(_WITHIN), token
+
+
+def _lowering(ids: dict[str, int]) -> tokenizers.Tokenizer:
+    inner = _around(ids)
+    inner.normalizer = normalizers.BertNormalizer(lowercase=True)
     return inner
 
 
