@@ -59,10 +59,10 @@ TASKS = {
 }
 
 
-def vocabulary(folder: Path) -> Tokenizer:
-    """Of `WORDS`, and of so many ids that scores can be stored."""
+def vocabulary(folder: Path, *more: str) -> Tokenizer:
+    """Of `WORDS` and `more`, and of so many ids that scores can be stored."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = Tokenizer(train_wordpiece(lambda: [" ".join(WORDS)], 200, min_frequency=1))
+    tokenizer = Tokenizer(train_wordpiece(lambda: [" ".join((*WORDS, *more))], 200, min_frequency=1))
     tokenizer.save(folder / "tokenizer.json")
     return tokenizer
 
@@ -71,9 +71,9 @@ def some_words(chance: random.Random, most: int = 12) -> str:
     return " ".join(chance.choices(WORDS, k=chance.randint(1, most)))
 
 
-def write_examples(folder: Path, tasks: Sequence[str] = ("mnli", "qqp", "race"), number: int = 11) -> Path:
-    """A vocabulary, and a token file of each task."""
-    tokenizer, chance = vocabulary(folder), random.Random(0)
+def write_examples(folder: Path, tasks: Sequence[str] = ("mnli", "qqp", "race"), number: int = 11, *more: str) -> Path:
+    """A vocabulary of the examples' words and `more`, and a token file of each task."""
+    tokenizer, chance = vocabulary(folder, *more), random.Random(0)
     for task in tasks:
         lines = [record(task, chance) for _ in range(number)]
         (folder / f"{task}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -146,9 +146,8 @@ def test_what_is_refused(questions: Path, tmp_path: Path) -> None:
     ):
         answer = here("train", config, *more)
         assert answer.status == 2 and message in answer.err, (more, answer)
-    other = write_examples(tmp_path / "other", ("mnli",), number=3)
-    own = (f"data.train={other / 'mnli'}", f"data.validation={other / 'mnli'}")
-    answer = here("train", config, *own)
+    other = write_examples(tmp_path / "other", ("mnli",), 3, "cloud")
+    answer = here("train", config, *(f"data.{part}={other / 'mnli'}" for part in ("train", "validation")))
     assert answer.status == 2 and "was made with another tokenizer than data.tokenizer" in answer.err, answer
 
 
