@@ -285,9 +285,16 @@ MUTATIONS = [
     Mutation(
         "a linear layer's bias gets no gradient",
         "kernels/products.py",
-        "gradient.add_(grad.sum(0, dtype=gradient.dtype))",
-        "gradient.add_(0.0)",
+        "add_rows_(gradient_of(self.bias)[self.rows], grad, kernel)",
+        "gradient_of(self.bias)",
         (PARITY, LINEAR, GPT),
+    ),
+    Mutation(
+        "a bias's gradient is that of the last micro-batch in 16 bits",
+        "kernels/products.py",
+        "fp32_product_(total[None], rows.new_ones(1, len(rows)), rows, add=True)",
+        "fp32_product_(total[None], rows.new_ones(1, len(rows)), rows)",
+        ("tests/kernels/test_compiled.py",),
     ),
     Mutation(
         "the row-parallel bias is added on every rank",

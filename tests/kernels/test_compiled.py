@@ -12,9 +12,18 @@ from torch import Tensor
 
 from colonnade.kernels import compiled
 from colonnade.kernels.attention import attend
-from colonnade.kernels.choice import AS_THEY_ARE, Kernels, Products
+from colonnade.kernels.choice import AS_THEY_ARE, Kernel, Kernels, Products
 from colonnade.kernels.mask import Mask
-from colonnade.kernels.products import Operand, add_product_, fp32_product_, gradient_of, linear, linears
+from colonnade.kernels.products import (
+    Operand,
+    add_bias,
+    add_product_,
+    add_rows_,
+    fp32_product_,
+    gradient_of,
+    linear,
+    linears,
+)
 from colonnade.kernels.timing import is_exact
 from colonnade.mesh.mesh import Mesh
 from colonnade.planner.live import LiveTensors
@@ -422,6 +431,40 @@ def test_a_layer_of_fp32_is_multiplied_by_them_forward_and_backward(monkeypatch:
     for mine, right in zip(ours, found(torch.float64), strict=True):
         assert mine.dtype is FP32 and error(mine, right) < 1e-6
     assert [each.shape for each in found(FP32, "meta")] == [each.shape for each in ours]
+
+
+@pytest.mark.usefixtures("units")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", ["blas", "compiled"])
+def test_rows_are_added_up_on_top_of_what_is_there(dtype: torch.dtype, kernel: Kernel) -> None:
+    """Of as many rows as there are: whole numbers, whose sums fp32 has and 16 bits do not."""
+    for count in (0, 1, 7, 1030):
+        rows, total = torch.arange(70.0).repeat(count, 1).to(dtype), torch.full((70,), 3.0)
+        add_rows_(total, rows, kernel)
+        assert total.tolist() == [3.0 + count * column for column in range(70)]
+
+
+@pytest.mark.usefixtures("units")
+def test_gradients_of_biases_are_products_where_numbers_have_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both kinds of layer, of two micro-batches: whole numbers."""
+    sums: list[torch.Size] = []
+    multiply = compiled.product_
+
+    def noted(total: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
+        sums.extend([b.shape] * (len(total) == 1))
+        multiply(total, a, b, add=add)
+
+    monkeypatch.setattr(compiled, "product_", noted)
+    for dtype, expected in ((BF16, [(300, 6)] * 4), (FP32, [])):
+        sums.clear()
+        products = Products(fp32=Kernels(weight_gradient="compiled"), bf16=Kernels("native", "native", "compiled"))
+        weight, bias, added = (torch.nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in ((6, 4), (6,), (6,)))
+        for _ in range(2):
+            x = torch.ones(100, 3, 4, dtype=dtype)
+            y = add_bias(linear(x, weight, bias, products=products), added, products=products)
+            y.backward(torch.ones_like(y))
+        assert sums == expected
+        assert gradient_of(bias).tolist() == gradient_of(added).tolist() == [600.0] * 6
 
 
 def test_others_kernels_do_not_need_them() -> None:

@@ -110,6 +110,14 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor, kernel: Kernel = "blas") -
         total.addmm_(exact(a).t(), exact(b))
 
 
+def add_rows_(total: Tensor, rows: Tensor, kernel: Kernel = "blas") -> None:
+    """total += the sum of rows, in the type of `total`: rows [t, n], total [n]."""
+    if kernel == "compiled" and rows.dtype.itemsize == 2:
+        fp32_product_(total[None], rows.new_ones(1, len(rows)), rows, add=True)  # torch's sum makes an fp32 copy first
+    else:
+        total.add_(rows.sum(0, dtype=total.dtype))
+
+
 class Queue:
     """Weight gradients that are still to be computed."""
 
@@ -208,8 +216,7 @@ class Operand(NamedTuple):
             assert x is not None, "a weight gradient is made of the input"
             add_product_(gradient_of(self.weight)[self.rows], grad, x.reshape(-1, x.shape[-1]), kernel)
         if self.bias is not None and self.bias.requires_grad:
-            gradient = gradient_of(self.bias)[self.rows]
-            gradient.add_(grad.sum(0, dtype=gradient.dtype))
+            add_rows_(gradient_of(self.bias)[self.rows], grad, kernel)
 
     @property
     def is_trained(self) -> bool:
@@ -310,20 +317,21 @@ def linear(
 
 class _AddBias(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, bias: Tensor, products: Products) -> Tensor:
         ctx.save_for_backward(bias)
+        ctx.products = products
         return x + bias
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (bias,) = ctx.saved_tensors
         if bias.requires_grad:
-            gradient = gradient_of(bias)
-            gradient.add_(grad.reshape(-1, grad.shape[-1]).sum(0, dtype=gradient.dtype))
-        return grad, None
+            kernel = ctx.products.of(grad).weight_gradient
+            add_rows_(gradient_of(bias), grad.reshape(-1, grad.shape[-1]), kernel)
+        return grad, None, None
 
 
-def add_bias(x: Tensor, bias: Tensor) -> Tensor:
+def add_bias(x: Tensor, bias: Tensor, *, products: Products | None = None) -> Tensor:
     """x + b: [..., o] -> [..., o]. Backward adds to `bias.grad` directly."""
-    y: Tensor = apply(_AddBias, x, bias)
+    y: Tensor = apply(_AddBias, x, bias, products or usual())
     return y

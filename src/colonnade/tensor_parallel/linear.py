@@ -130,4 +130,4 @@ class RowParallelLinear(Adapted):
         y = parallel.leave(y)
         if self.adapter is not None:
             y = y + self.adapter.of_rows(x)
-        return y if self.bias is None else add_bias(y, self.bias)
+        return y if self.bias is None else add_bias(y, self.bias, products=parallel.products)
