@@ -186,6 +186,19 @@ def test_bf16_parameters_are_rounded_masters() -> None:
         assert torch.equal(parameter, param.view(bucket.master).bfloat16())
 
 
+def test_what_the_optimizer_has_copied_is_not_copied_again() -> None:
+    _, buckets = flat_model(storage(torch.bfloat16))
+    for bucket in buckets:
+        read = bucket.copied_to
+        assert read is not None and read.dtype is torch.bfloat16
+        bucket.master.add_(1.0)
+        before = read.clone()
+        bucket.publish(copied=True)
+        assert torch.equal(read, before)
+        bucket.publish()
+        assert torch.equal(read, bucket.master.bfloat16()) and not torch.equal(read, before)
+
+
 def test_small_updates_are_not_lost_in_bf16() -> None:
     _, buckets = flat_model(storage(torch.bfloat16))
     bucket = buckets[1]

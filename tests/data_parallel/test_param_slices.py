@@ -8,6 +8,7 @@ from torch import Tensor
 
 from colonnade.data_parallel.buckets import Bucket
 from colonnade.data_parallel.param_slices import param_slices
+from colonnade.kernels.choice import Kernels, Products
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, paper_mesh
 from colonnade.optim.adamw import AdamW
@@ -67,6 +68,37 @@ def test_what_tp_ranks_have_alike_counts_on_the_first(rank: int) -> None:
             place = ranges[number].placement
             assert params.counted == (place.dim is not None or rank == 0)
             assert params.decayed == (place.parameter.ndim == 2)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_what_layers_read_of_16_bits_is_the_slices_own(zero: int) -> None:
+    """All of this rank's slice, at the places of its weights; fp32 weights are read where they are."""
+    for dtype in (torch.bfloat16, torch.float32):
+        buckets = [Bucket(name, weights(SHAPES), Axis("dp", 2, 1), storage(dtype, zero)) for name in ("one", "two")]
+        for params in slices(buckets, Axis("tp")):
+            if dtype is torch.float32:
+                assert params.rounded is None
+            else:
+                assert params.rounded is not None and params.rounded.dtype is dtype
+                params.rounded.copy_(params.weights * 2)
+        for bucket in buckets if dtype is torch.bfloat16 else []:
+            assert torch.equal(bucket.shard, (bucket.master * 2).to(dtype)), "padding is zero in both"
+
+
+def test_slices_are_compiled_where_weight_gradients_are() -> None:
+    """Of the format in which the layers compute."""
+    kernels = Kernels(weight_gradient="compiled")
+    for dtype, products, compiled in (
+        (torch.bfloat16, Products(bf16=kernels), True),
+        (torch.bfloat16, Products(fp32=kernels), False),
+        (torch.bfloat16, Products(bf16=Kernels("compiled", "compiled")), False),
+        (torch.float32, Products(fp32=kernels), True),
+        (torch.float64, Products(kernels, kernels, kernels), False),
+        (torch.bfloat16, None, False),
+    ):
+        bucket = Bucket("bucket", weights(SHAPES), Axis("dp"), storage(dtype))
+        found = param_slices([bucket], [RULE.init(bucket.master)], Axis("tp"), products)
+        assert found and all(params.compiled is compiled for params in found)
 
 
 def test_padding_is_stepped_over_without_leaving_zero() -> None:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from colonnade.optim.adamw import AdamW
 from colonnade.optim.param_slice import ParamSlice, state_at
+from tests.kernels.loaded import load, shared_folder
 
 COUNT, STEPS = 1000, 6
 RATES = [1e-3, 2e-3, 3e-3, 2e-3, 1e-3, 0.0]
@@ -135,3 +136,110 @@ def test_moments_of_zero_in_the_middle_of_a_run_change_the_first_steps_length(be
     slices = [ParamSlice(weights, gradients, rule.init(weights), decayed=False)]
     rule.update_(slices, step=100_000, learning_rate=1.0, factor=torch.ones((), dtype=torch.float64))
     torch.testing.assert_close(weights, -times * gradients.sign(), rtol=2e-3, atol=0.0)
+
+
+# --- the compiled kernel, and 16 bits ---------------------------------------------------------------------------------
+
+SIXTEEN = (torch.bfloat16, torch.float16)
+KINDS = [(True, 1.0, 1.0), (False, 0.5, 1.0), (True, 2.0, 3.0)]
+"""decayed, factor on the rate, factor on the decay"""
+
+
+@pytest.fixture
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
+    load(shared_folder(tmp_path_factory))
+
+
+def stepped(
+    cuts: list[int], dtype: torch.dtype = torch.float32, *, compiled: bool = True, narrow: torch.dtype | None = None
+) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """(weights, state, rounded weights) after steps on slices that end at `cuts`, each kind once around."""
+    rule = AdamW(beta1=0.8, beta2=0.95, epsilon=1e-6, weight_decay=0.1)
+    weights = start(dtype)
+    state, rounded = rule.init(weights), torch.full((COUNT,), -1.0, dtype=narrow)
+    for step, (rate, gradient) in enumerate(zip(RATES[:5], gradients(dtype), strict=False), start=1):
+        slices = [
+            ParamSlice(
+                weights[first:last],
+                gradient[first:last],
+                state_at(state, slice(first, last)),
+                decayed,
+                learning_rate=on_rate,
+                weight_decay=on_decay,
+                rounded=None if narrow is None else rounded[first:last],
+                compiled=compiled,
+            )
+            for first, last in zip([0, *cuts], [*cuts, COUNT], strict=True)
+            for decayed, on_rate, on_decay in (KINDS[sum(first >= each for each in (300, 700))],)
+        ]
+        rule.update_(slices, step=step, learning_rate=rate, factor=torch.tensor(0.37, dtype=torch.float64))
+    return weights, dict(state), rounded
+
+
+WHOLE = [300, 700]
+
+
+@pytest.mark.usefixtures("loaded")
+def test_the_compiled_kernel_steps_as_torchs_in_float64() -> None:
+    """Slices of three kinds, under a factor."""
+    found, state, _ = stepped(WHOLE)
+    right, exact, _ = stepped(WHOLE, torch.float64, compiled=False)
+    torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=1e-6)
+    torchs_own, _, _ = stepped(WHOLE, compiled=False)
+    torch.testing.assert_close(found, torchs_own, rtol=6e-7, atol=1e-8)  # ten roundings of five steps
+    for name in ("exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(state[name].double(), exact[name], rtol=1e-4, atol=0.0)  # means that cancel
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_slices_cut_anywhere_have_the_same_bits_by_the_compiled_kernel(threads: int) -> None:
+    """As ranks cut them, with any number of threads."""
+    right = stepped(WHOLE, narrow=torch.bfloat16)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = stepped([1, 20, 37, 300, 301, 317, 700, 999], narrow=torch.bfloat16)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], right[0]) and torch.equal(found[2], right[2])
+    assert all(torch.equal(found[1][name], right[1][name]) for name in right[1])
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_large_slice_is_stepped_through_by_several_threads_with_the_same_bits() -> None:
+    rule, count = AdamW(0.9, 0.95, 1e-8, 0.1), 3 * (1 << 15) + 7
+    drawn = torch.randn(2, count, generator=torch.Generator().manual_seed(0))
+
+    def updated(threads: int) -> tuple[Tensor, Tensor]:
+        before, weights, rounded = torch.get_num_threads(), drawn[0].clone(), drawn[0].bfloat16()
+        torch.set_num_threads(threads)
+        try:
+            params = ParamSlice(weights, drawn[1], rule.init(weights), decayed=True, rounded=rounded, compiled=True)
+            rule.update_([params], step=1, learning_rate=1e-2, factor=torch.ones(()))
+        finally:
+            torch.set_num_threads(before)
+        return weights, rounded
+
+    (one, rounded), (three, rounded_by_three) = updated(1), updated(3)
+    assert torch.equal(one, three) and torch.equal(rounded, rounded_by_three)
+    assert torch.equal(rounded, one.bfloat16()) and (one != drawn[0]).all()
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("narrow", SIXTEEN)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_new_weights_are_rounded_where_layers_read_them(narrow: torch.dtype, compiled: bool) -> None:
+    weights, _, rounded = stepped(WHOLE, compiled=compiled, narrow=narrow)
+    assert torch.equal(rounded, weights.to(narrow))
+
+
+@pytest.mark.usefixtures("loaded")
+def test_the_compiled_kernel_leaves_gradients_as_they_are_and_keeps_what_is_no_number() -> None:
+    rule, weights = AdamW(0.9, 0.95, 1e-8, 0.1), torch.ones(40)
+    gradient, rounded = torch.arange(40.0), torch.zeros(40, dtype=torch.bfloat16)
+    gradient[3] = torch.nan
+    params = ParamSlice(weights, gradient, rule.init(weights), decayed=True, rounded=rounded, compiled=True)
+    rule.update_([params], step=1, learning_rate=1e-2, factor=torch.tensor(0.5))
+    assert gradient[4:].tolist() == list(range(4, 40))
+    assert weights.isnan().nonzero().tolist() == rounded.isnan().nonzero().tolist() == [[3]]

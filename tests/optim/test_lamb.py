@@ -259,3 +259,18 @@ def test_as_an_implementation_of_others() -> None:
             w.grad = g
         theirs.step()
     torch.testing.assert_close(ours(), flat([w.detach() for w in weights]), rtol=1e-12, atol=1e-14)
+
+
+def test_new_weights_are_rounded_where_layers_read_them() -> None:
+    """Of matrices and of vectors."""
+    weights, gradient = flat(starts(torch.float32)), flat(gradients(1, torch.float32))
+    state, rounded = RULE.init(weights), torch.zeros(len(weights), dtype=torch.bfloat16)
+    slices = [
+        ParamSlice(
+            weights[at], gradient[at], state_at(state, at), decayed, ranges=[(number, slice(0, at.stop - at.start))],
+            rounded=rounded[at],
+        )
+        for number, (at, decayed) in enumerate(((slice(0, 35), True), (slice(35, len(weights)), False)))
+    ]  # fmt: skip
+    RULE.update_(slices, step=1, learning_rate=1e-2, factor=torch.ones(()), num_weights=2, total=lambda sums: sums)
+    assert torch.equal(rounded, weights.bfloat16()) and not torch.equal(weights, flat(starts(torch.float32)))

@@ -174,10 +174,17 @@ class Bucket:
 
     # --- parameters ---------------------------------------------------------------------------------------------------
 
-    def publish(self) -> None:
-        """Hand new master weights to the layers. ZeRO 1 and 2: start gathering them; ZeRO 3: they stay a slice."""
-        if not same_memory(self.shard, self.master):
-            self.shard.copy_(self.master)  # rounds
+    @property
+    def copied_to(self) -> Tensor | None:
+        """Where new master weights have to be copied, which rounds them: `shard`, unless both are the same memory."""
+        return None if same_memory(self.shard, self.master) else self.shard
+
+    def publish(self, *, copied: bool = False) -> None:
+        """Hand new master weights to the layers. ZeRO 1 and 2: start gathering them; ZeRO 3: they stay a slice.
+        `copied`: they are in `copied_to` already.
+        """
+        if self.copied_to is not None and not copied:
+            self.shard.copy_(self.master)
         if self.storage.zero in (1, 2):
             self._arriving = all_gather_into_(self.parameters, self.shard, self.dp)
 

@@ -4,24 +4,32 @@ from collections.abc import Iterator, Sequence
 
 from colonnade.data_parallel.buckets import Bucket, ParamRange
 from colonnade.data_parallel.clip import is_counted
+from colonnade.kernels.choice import Products, usual
 from colonnade.mesh.mesh import Axis
 from colonnade.optim.param_slice import ParamSlice, State, state_at
 
 
-def param_slices(buckets: Sequence[Bucket], states: Sequence[State], tp: Axis) -> list[ParamSlice]:
+def param_slices(
+    buckets: Sequence[Bucket], states: Sequence[State], tp: Axis, products: Products | None = None
+) -> list[ParamSlice]:
     """Views of the buffers that an optimizer reads and writes: nothing of frozen weights. Weights are numbered as the
-    buckets list them.
+    buckets list them. Where `products` have weight gradients compiled, so is what an optimizer does with them: the
+    same numbers in a run that goes on.
     """
     found, first = [], 0
     for bucket, state in zip(buckets, states, strict=True):
         if bucket.is_frozen:
             continue
-        found += list(_slices_of_bucket(bucket, state, tp, first))
+        kernels = (products or usual()).of(bucket.parameters)
+        found += list(_slices_of_bucket(bucket, state, tp, first, compiled=kernels.weight_gradient == "compiled"))
         first += len(bucket.ranges)
     return found
 
 
-def _slices_of_bucket(bucket: Bucket, state: State, tp: Axis, first_number: int) -> Iterator[ParamSlice]:
+def _slices_of_bucket(
+    bucket: Bucket, state: State, tp: Axis, first_number: int, *, compiled: bool
+) -> Iterator[ParamSlice]:
+    read = bucket.copied_to
     for group, at in bucket.local_groups():
         yield ParamSlice(
             weights=bucket.master[at],
@@ -32,6 +40,8 @@ def _slices_of_bucket(bucket: Bucket, state: State, tp: Axis, first_number: int)
             weight_decay=group.weight_decay,
             counted=is_counted(group, tp),
             part=bucket.name,
+            rounded=None if read is None else read[at],
+            compiled=compiled,
             ranges=[
                 (first_number + number, within)
                 for number, param in enumerate(bucket.ranges)

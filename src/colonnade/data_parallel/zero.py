@@ -83,11 +83,11 @@ class Ownership:
     def _next(self) -> list[Bucket]:
         return self._needs[self._uses[self._at]] if self._at < len(self._uses) else []
 
-    def publish(self) -> None:
-        """Hand all master weights, new from the optimizer or a checkpoint, to the layers."""
+    def publish(self, *, copied: bool = False) -> None:
+        """Hand all master weights, new from a checkpoint or, `copied` by it, from the optimizer, to the layers."""
         for bucket in self.every:
             self.mesh.ledger.unit = bucket.name
-            bucket.publish()
+            bucket.publish(copied=copied)
         self.mesh.ledger.unit = ""
 
     def settle(self) -> None:

@@ -1,4 +1,4 @@
-// Products with fp32 results, the exponentials of an output layer, and fused attention, for CPUs.
+// Products with fp32 results, the exponentials of an output layer, fused attention, and AdamW, for CPUs.
 //
 // torch's products of bf16 matrices come out in bf16 on a CPU, a softmax is three passes over logits that fit no cache, and
 // its fused attention multiplies slowly. The innermost kernel of a product is torch's own (oneDNN's brgemm, which sums in
@@ -21,6 +21,7 @@
 #include <cstring>
 #include <ctime>
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -883,6 +884,63 @@ std::tuple<Tensor, Tensor, Tensor> attend_backward(const Tensor& dout, const Ten
   return {dq, dk, dv};
 }
 
+// --- optimizer --------------------------------------------------------------------------------------------------------
+
+constexpr int64_t SHARE = 1 << 15;  // numbers that are worth a thread
+constexpr int64_t NEAR = 1 << 12;  // numbers of which the L1 cache has the weights when they are rounded
+
+// The constants of one step of AdamW.
+struct Step {
+  float factor, beta1, beta2, kept, rate, root, epsilon;
+  Step(double factor, double learning_rate, double beta1, double beta2, double epsilon, double weight_decay, int64_t step)
+      : factor(factor), beta1(beta1), beta2(beta2), kept(1.0 - learning_rate * weight_decay),
+        rate(learning_rate / (1.0 - std::pow(beta1, step))), root(1.0 / std::sqrt(1.0 - std::pow(beta2, step))),
+        epsilon(epsilon) {}
+};
+
+template <typename T>
+void adamw(float* weights, const float* gradients, float* mean, float* square, Number<T>* rounded, int64_t size,
+           const Step& by) {
+  at::parallel_for(0, size, SHARE, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin; first < end; first += NEAR) {
+      const int64_t last = std::min(first + NEAR, end);
+#pragma omp simd
+      for (int64_t i = first; i < last; ++i) {
+        const float g = gradients[i] * by.factor;
+        const float m = mean[i] + (1.0f - by.beta1) * (g - mean[i]), v = by.beta2 * square[i] + (1.0f - by.beta2) * g * g;
+        mean[i] = m, square[i] = v;
+        weights[i] = weights[i] * by.kept - by.rate * m / (std::sqrt(v) * by.root + by.epsilon);
+      }
+      if (rounded == nullptr) continue;
+#pragma omp simd
+      for (int64_t i = first; i < last; ++i) rounded[i] = stored<T>(weights[i]);
+    }
+  });
+}
+
+// Step `step` (from 1) on weights [n], from gradients times `factor`, with their running mean and that of their squares, all
+// in fp32; and the new weights in `rounded`, in bf16 or fp16.
+void adamw_(const Tensor& weights, const Tensor& gradients, const Tensor& mean, const Tensor& square,
+            const std::optional<Tensor>& rounded, double factor, double learning_rate, double beta1, double beta2,
+            double epsilon, double weight_decay, int64_t step) {
+  for (const Tensor& x : {weights, gradients, mean, square}) {
+    TORCH_CHECK(x.scalar_type() == at::kFloat && x.dim() == 1 && x.is_contiguous(), "fp32 numbers in one piece");
+    TORCH_CHECK(x.numel() == weights.numel(), "as many numbers as weights");
+  }
+  TORCH_CHECK(!rounded || (rounded->is_contiguous() && rounded->numel() == weights.numel()), "as many as weights");
+  const Step by(factor, learning_rate, beta1, beta2, epsilon, weight_decay, step);
+  const auto run = [&]<typename T>(T) {
+    adamw<T>(weights.mutable_data_ptr<float>(), gradients.const_data_ptr<float>(), mean.mutable_data_ptr<float>(),
+             square.mutable_data_ptr<float>(),
+             rounded ? static_cast<Number<T>*>(rounded->mutable_data_ptr()) : nullptr, weights.numel(), by);
+  };
+  switch (rounded ? rounded->scalar_type() : at::kBFloat16) {
+    case at::kBFloat16: return run(at::BFloat16());
+    case at::kHalf: return run(at::Half());
+    default: TORCH_CHECK(false, "rounded to 16 bits");
+  }
+}
+
 }  // namespace
 
 TORCH_LIBRARY(colonnade, library) {
@@ -893,6 +951,9 @@ TORCH_LIBRARY(colonnade, library) {
   library.def(
       "attend_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float scale, bool causal) "
       "-> (Tensor, Tensor, Tensor)");
+  library.def(
+      "adamw_(Tensor(a!) weights, Tensor gradients, Tensor(b!) mean, Tensor(c!) square, Tensor(d!)? rounded, "
+      "float factor, float learning_rate, float beta1, float beta2, float epsilon, float weight_decay, int step) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(colonnade, CPU, library) {
@@ -900,4 +961,5 @@ TORCH_LIBRARY_IMPL(colonnade, CPU, library) {
   library.impl("output_exponentials_", output_exponentials_);
   library.impl("attend", attend);
   library.impl("attend_backward", attend_backward);
+  library.impl("adamw_", adamw_);
 }

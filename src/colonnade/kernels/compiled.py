@@ -3,7 +3,8 @@
 They are never needed: what they compute is computed without them too, more slowly. On a CPU torch has no product of
 16-bit matrices with an fp32 result, so all that is summed in fp32 (weight gradients, the output layer) is otherwise
 multiplied in fp32: with AMX or avx512_bf16 half as fast as the processor can, or less. Its fused attention takes
-several times as long as its products should, and its softmax of an output layer's logits reads them from memory.
+several times as long as its products should, its softmax of an output layer's logits reads them from memory, and its
+AdamW writes scaled gradients back and leaves the rounding of weights to another pass.
 Where there are no units for 16 bits, these are widened a block at a time, and no copy of a matrix is made.
 
     prepare(folder, processor)    once in a process: compile them, or find them compiled, and load them
@@ -11,6 +12,7 @@ Where there are no units for 16 bits, these are widened a block at a time, and n
     product_                      a b with an fp32 result
     output_exponentials_          of an output layer's logits, which are nowhere whole
     attend, attend_backward       fused attention
+    adamw_                        one pass of the optimizer, which rounds the new weights too
 
 Loaded kernels are operators of torch (`torch.ops.colonnade`), so torch alone knows whether a process has them.
 """
@@ -117,6 +119,27 @@ def attend_backward(
     heads = map(_by_features, (grad, q, k, v, out))
     dq, dk, dv = torch.ops.colonnade.attend_backward(*heads, lse, scale, causal)
     return dq, dk, dv
+
+
+def adamw_(
+    weights: Tensor,
+    gradients: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    rounded: Tensor | None,
+    *,
+    factor: float,
+    learning_rate: float,
+    betas: tuple[float, float],
+    epsilon: float,
+    weight_decay: float,
+    step: int,
+) -> None:
+    """Step `step` (from 1) of AdamW on fp32 weights [n], from gradients times `factor`, and the new weights in
+    `rounded` [n], in bf16 or fp16 (None: nowhere). Gradients are only read.
+    """
+    numbers = factor, learning_rate, *betas, epsilon, weight_decay, step
+    torch.ops.colonnade.adamw_(weights, gradients, exp_avg, exp_avg_sq, rounded, *numbers)
 
 
 def _by_features(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """AdamW with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019).
 
-The arithmetic is torch's fused kernel: one pass over weights, gradients and both moments (for 30M weights on two
-cores 20 ms, where a loop over tensors takes 117 ms).
+The arithmetic is one pass over weights, gradients and both moments: a compiled kernel's, which rounds the new weights
+to 16 bits as it goes, or torch's fused one (for 30M weights on two cores 20 ms, where a loop over tensors takes 117).
 """
 
 from collections import defaultdict
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from colonnade.kernels import compiled
 from colonnade.optim.param_slice import ParamSlice, Total, Watch, unwatched
 
 
@@ -44,11 +45,13 @@ class AdamW:
         factor = factor.to(slices[0].weights.device) if slices else factor  # once: to the CPU it has to be waited for
         alike = defaultdict[object, list[ParamSlice]](list)
         for number, params in enumerate(slices):
-            kind = (params.weights.device, params.weights.dtype, params.learning_rate, self._decay(params))
+            where = params.weights.device, params.weights.dtype, params.compiled
+            kind = (*where, params.learning_rate, self._decay(params))
             alike[kind if watch is unwatched else number].append(params)
         for together in alike.values():
             with watch(together[0]):
-                self._update_alike_(together, step, learning_rate, factor)
+                update_ = self._update_by_compiled_ if together[0].compiled else self._update_alike_
+                update_(together, step, learning_rate, factor)
 
     def _decay(self, params: ParamSlice) -> float:
         return self.weight_decay * params.weight_decay if params.decayed else 0.0
@@ -79,3 +82,21 @@ class AdamW:
             eps=self.epsilon,
             maximize=False,
         )
+        for each in slices:
+            each.publish()
+
+    def _update_by_compiled_(self, slices: list[ParamSlice], step: int, learning_rate: float, factor: Tensor) -> None:
+        for each in slices:
+            compiled.adamw_(
+                each.weights,
+                each.gradients,
+                each.state["exp_avg"],
+                each.state["exp_avg_sq"],
+                each.rounded,
+                factor=float(factor),
+                learning_rate=learning_rate * each.learning_rate,
+                betas=(self.beta1, self.beta2),
+                epsilon=self.epsilon,
+                weight_decay=self._decay(each),
+                step=step,
+            )

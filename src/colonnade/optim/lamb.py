@@ -110,3 +110,4 @@ def _apply_step_(params: ParamSlice, direction: Tensor, rates: Tensor) -> None:
     for number, at in params.ranges:
         direction[at].mul_(mine[number])
     params.weights.sub_(direction)
+    params.publish()

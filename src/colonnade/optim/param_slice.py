@@ -58,6 +58,15 @@ class ParamSlice:
     """[factor] On the run's, where it applies."""
     part: str = ""
     """What the weights are of, for reports."""
+    rounded: Tensor | None = None
+    """Where layers read the weights, if not there: 16 bits, or another device's memory, as long as they are."""
+    compiled: bool = False
+    """Whether a rule may use compiled kernels."""
+
+    def publish(self) -> None:
+        """Have the weights in `rounded`, where there is one."""
+        if self.rounded is not None:
+            self.rounded.copy_(self.weights)
 
 
 class Optimizer(Protocol):
@@ -78,9 +87,10 @@ class Optimizer(Protocol):
         total: Total,
         watch: Watch = unwatched,
     ) -> None:
-        """Step `step` (from 1) on all of a rank's slices, in place.
+        """Step `step` (from 1) on all of a rank's slices, in place; their new weights are in `rounded` too.
 
-        Gradients are multiplied by `factor` ([]: clipping, unscaling) first, in place. Weights are numbered below
-        `num_weights`. `total` is called once or never, by all ranks alike; `watch` once for each slice.
+        Gradients are multiplied by `factor` ([]: clipping, unscaling) first; what is in their memory afterwards is the
+        rule's affair. Weights are numbered below `num_weights`. `total` is called once or never, by all ranks alike;
+        `watch` once for each slice.
         """
         ...

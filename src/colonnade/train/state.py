@@ -154,7 +154,7 @@ def build_state(
         drawn=draw,
         buckets=buckets,
         optimizer_state=optimizer_state,
-        param_slices=param_slices(buckets, optimizer_state, mesh.tp),
+        param_slices=param_slices(buckets, optimizer_state, mesh.tp, products),
         ownership=owner,
         runner=runner,
         inference=Inference(runner.chunks, model, mesh.pp, owner),

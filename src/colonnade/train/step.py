@@ -108,5 +108,5 @@ def update_(state: TrainState, norm: Tensor, mesh: Mesh, train: TrainConfig) -> 
         total=lambda sums: all_reduce(sums, shared),
         watch=state.thermometers.watch,
     )
-    state.ownership.publish()
+    state.ownership.publish(copied=True)
     return rate, False
