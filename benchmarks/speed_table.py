@@ -5,7 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.limits import best_rate
+from benchmarks.limits import best_rate, roofline
+from benchmarks.peers.reference import Task
 
 Run = Mapping[str, Any]
 
@@ -31,6 +32,9 @@ READING = f"""
 * **of the limit**: floating-point operations that the model needs (no more), as a share of what the cores of the row
   could do if all of them were products at the best rate measured here (`python -m benchmarks.hardware`): of a core that
   is alone at work, or of each while both are.
+* **of the roofline**: the least time of a step's parts, one after the other, as a share of the step: products and
+  exponentials at the best rates, or bytes of weights, gradients and moments at the best bandwidth measured here
+  (`limits.parts`; without what lies between: bytes of activations, copies, calls).
 * bf16 is autocast over fp32 parameters, unless a note says otherwise.
 """
 
@@ -93,7 +97,10 @@ def write(report: Mapping[str, Any]) -> str:
         parts.append(f"## Against commit {report['before']}\n\n" + progress_made(table))
     parts.append("## All lines\n" + READING)
     limits = report.get("limits")
-    parts += [f"### {row}\n\n{lines(contestants, limit_of(row, limits))}" for row, contestants in table.items()]
+    parts += [
+        f"### {row}\n\n{lines(contestants, limit_of(row, limits), least_of(row, limits))}"
+        for row, contestants in table.items()
+    ]
     failed = [progress(run) for run in report["runs"] if failure(run)]
     if failed:
         parts.append("## Runs that do not count\n\n```\n" + "\n".join(failed) + "\n```")
@@ -146,6 +153,15 @@ def limit_of(row: str, limits: Mapping[str, Any] | None) -> float | None:
     return float(cores * best_rate(rates[precision]) * 1e9 / limits["flops_per_token"])
 
 
+def least_of(row: str, limits: Mapping[str, Any] | None) -> float | None:
+    """[ms] Of a step, by the roofline; None where results are older than it."""
+    if limits is None or "best_memory_gb_per_second" not in limits:
+        return None
+    precision, mode, *threads = row.split("-")
+    task = Task(mode, "bf16" if precision == "bf16" else "fp32", int(threads[0]) if threads else 1)
+    return 1e3 * sum(roofline(task, limits).values())
+
+
 def verdict(table: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """Ours beside the fastest peer and the most frugal one, in the median, and by the fastest steps: a machine that is
     slow at times disturbs these least.
@@ -183,16 +199,21 @@ def progress_made(table: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     return text
 
 
-def lines(contestants: Mapping[str, Mapping[str, Any]], limit: float | None = None) -> str:
-    """The contestants of one row, the fastest first. `limit`: tokens/s that the processor allows."""
-    heads = "contestant, tokens/s, low – high, fastest, of the limit, step ms, CPU ms, MB, loss, others, pace, note"
-    columns = heads.split(", ")
+def lines(contestants: Mapping[str, Mapping[str, Any]], limit: float | None = None, least: float | None = None) -> str:
+    """The contestants of one row, the fastest first. `limit`: tokens/s that the processor allows, by products alone.
+    `least`: ms that a step takes by the roofline.
+    """
+    heads = (
+        "contestant, tokens/s, low – high, fastest, of the limit, of the roofline, step ms, CPU ms, MB, loss, others"
+    )
+    columns = [*heads.split(", "), "pace", "note"]
     text = f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n"
     for line in sorted(contestants.values(), key=lambda line: -line["tokens_per_second"]):
         mark = " !" if line["others"] >= CROWDED else ""
         text += f"| {line['name']} | {line['tokens_per_second']:.0f} | {line['low']:.0f} – {line['high']:.0f} "
         text += f"| {line['fastest']:.0f} "
         text += "| – " if limit is None else f"| {line['tokens_per_second'] / limit:.0%} "
+        text += "| – " if least is None else f"| {least / line['step_ms']:.0%} "
         text += f"| {line['step_ms']:.0f} | {line['cpu_ms']:.0f} | {line['peak_mb']} | {line['loss']} "
         slow = " !" if line["pace"] < STEADY else ""
         text += f"| {line['others']:.2f}{mark} | {line['pace']:.2f}{slow} "

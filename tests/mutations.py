@@ -290,10 +290,10 @@ MUTATIONS = [
         (PARITY, LINEAR, GPT),
     ),
     Mutation(
-        "the last number of each part of the weights keeps its old 16 bits",
+        "the first number of each part of the weights keeps its old 16 bits",
         "kernels/compiled.cpp",
         "for (int64_t i = first; i < last; ++i) rounded[i] = stored<T>(weights[i]);",
-        "for (int64_t i = first; i + 1 < last; ++i) rounded[i] = stored<T>(weights[i]);",
+        "for (int64_t i = first + 1; i < last; ++i) rounded[i] = stored<T>(weights[i]);",
         ("tests/optim/test_adamw.py",),
     ),
     Mutation(
