@@ -60,6 +60,42 @@ LIMITS = {
 }
 
 
+WEIGHTS = 50_304 * 384 + 256 * 384 + 6 * (12 * 384**2 + 13 * 384) + 2 * 384
+"""Of the reference model."""
+
+
+@pytest.mark.parametrize(
+    ("row", "tokens", "cores", "bytes_each"),
+    [
+        ("fp32-one-1", 1024, 1, 28),
+        ("fp32-one-2", 1024, 2, 28),
+        ("fp32-tp", 1024, 2, 28),
+        ("fp32-pp", 8 * 1024, 2, 28),
+        ("fp32-dp", 2048, 2, 2 * 28 + 16),
+        ("fp32-zero1", 2048, 2, 28 + 12),
+        ("fp32-zero3", 2048, 2, 28 + 12),
+    ],
+)
+def test_a_step_takes_its_products_exponentials_and_bytes_at_least(
+    row: str, tokens: int, cores: int, bytes_each: int
+) -> None:
+    """Each part at the rates of the row's cores: 120 GFLOP/s and 10⁹ exponentials of each, memory 10 or 15 GB/s."""
+    limits = {
+        **LIMITS,
+        "gflops_per_core_together": LIMITS["gflops_per_core"],
+        "best_memory_gb_per_second": {"one core": 10.0, "all cores": 15.0},
+        "exponentials_per_core_second": 1e9,
+    }
+    flops = 6 * tokens * (384 * 50_304 + 6 * 12 * 384**2 + 6 * 256 * 384)
+    exponentials = tokens * (50_304 + 6 * 6 * 256 + 2 * 6 * 1536)
+    seconds = (flops / 120e9 + exponentials / 1e9) / cores + WEIGHTS * bytes_each / (10e9 if cores == 1 else 15e9)
+    assert speed_table.least_of(row, limits) == pytest.approx(1e3 * seconds)
+
+
+def test_results_that_are_older_than_the_roofline_have_none() -> None:
+    assert speed_table.least_of("fp32-tp", LIMITS) is None and speed_table.least_of("fp32-tp", None) is None
+
+
 def test_the_table_says_what_share_of_the_processor_each_has() -> None:
     """Two cores at 120 GFLOP/s are 2,400 tokens/s of 10⁸ operations each."""
     assert speed_table.limit_of("fp32-tp", LIMITS) == speed_table.limit_of("fp32-one-2", LIMITS) == 2400.0
@@ -81,12 +117,13 @@ def test_the_table_says_what_share_of_the_processor_each_has() -> None:
     slower = {**LIMITS, "gflops_per_core_together": each}
     assert speed_table.limit_of("fp32-tp", slower) == 1800.0 and speed_table.limit_of("fp32-one-1", slower) == 1200.0
     assert "120 GFLOP/s of a core in fp32 (90 of each while all multiply)" in speed_table.can_do(slower)
-    assert "| x | 1800 | 1 – 2 | 1900 | 75% | 1 |" in speed_table.lines(contestants, 2400.0)
+    assert "| x | 1800 | 1 – 2 | 1900 | 75% | – | 1 |" in speed_table.lines(contestants, 2400.0)
+    assert "| x | 1800 | 1 – 2 | 1900 | – | 86% | 1 |" in speed_table.lines(contestants, least=0.86)
     each = {"fp32": {"forward": {"blas": 60.0, "onednn": 90.0}}}
     slower = {**LIMITS, "gflops_per_core_together": each}
     assert speed_table.limit_of("fp32-tp", slower) == 1800.0 and speed_table.limit_of("fp32-one-1", slower) == 1200.0
     assert "120 GFLOP/s of a core in fp32 (90 of each while all multiply)" in speed_table.can_do(slower)
-    assert "| x | 1800 | 1 – 2 | 1900 | – | 1 |" in speed_table.lines(contestants)
+    assert "| x | 1800 | 1 – 2 | 1900 | – | – | 1 |" in speed_table.lines(contestants)
     assert "up to 120 GFLOP/s of a core in fp32 (120 of" in speed_table.can_do(LIMITS)
     assert "not measured" in speed_table.can_do(None), "results that are older"
 
