@@ -145,7 +145,7 @@ def copy_bandwidth(seconds: float = 1.0) -> float:
     return 2 * source.nbytes / _best(lambda: target.copy_(source), seconds) / 1e9
 
 
-def best_bandwidth(cores: int | None = None, seconds: float = 0.5) -> float:
+def best_bandwidth(cores: int | None = None, seconds: float = 1.0) -> float:
     """[GB/s] Bytes read and written by what moves them fastest: a copy, or numbers changed where they are, by others
     too, as in an update of weights. `cores`: so many (None: all).
     """
@@ -163,7 +163,7 @@ def best_bandwidth(cores: int | None = None, seconds: float = 0.5) -> float:
         torch.set_num_threads(threads)
 
 
-def exponentials_per_second(seconds: float = 0.2) -> float:
+def exponentials_per_second(seconds: float = 1.0) -> float:
     """Of one core, of numbers in its caches, by the fastest of torch's operators that are one exponential each."""
     x, threads = torch.linspace(-3.0, 3.0, 1 << 13), torch.get_num_threads()
     y = torch.empty_like(x)

@@ -72,6 +72,12 @@ def test_evaluations_are_counted_in_the_order_of_their_steps(tmp_path: Path) -> 
     assert evaluations_since_best(tmp_path) == 3
 
 
+@pytest.mark.parametrize(("until", "since"), [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (6, 2)])
+def test_evaluations_behind_a_checkpoint_do_not_count_and_its_own_does(tmp_path: Path, until: int, since: int) -> None:
+    write_metrics(tmp_path, {2: 1.0, 4: 2.0, 6: 3.0})
+    assert evaluations_since_best(tmp_path, until=until) == since
+
+
 def test_lines_that_tell_no_loss_are_passed_over(tmp_path: Path) -> None:
     """Of another version, by a hand, or cut off: none of them is an error."""
     odd = ['{"step": 2, "validation_loss": null}', '{"step": 2, "validation_loss": "0.1"}', '{"validation_loss": 0.1}']

@@ -157,6 +157,7 @@ def test_batches_that_were_passed_over_behind_the_checkpoint_are_not_taken_again
         ([before, same, later], 12 + 4, 21),
         ([before, later, same], 12, 17),  # the later one was of a course that has been left
         ([later, before], 12, 12),
+        ([same, same], 12, 12 + 5 + 5),  # the second has come behind the first
     ):
         assert decide(found, [80, 90], past, POLICY).skip == by_itself
         assert f"90 --skip {by_hand}`" in refused(found, [80, 90], past, stop)

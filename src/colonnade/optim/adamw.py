@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from colonnade.kernels import compiled
-from colonnade.optim.param_slice import ParamSlice, Total, Watch, unwatched
+from colonnade.optim.param_slice import ParamSlice, Total, Watch, publish, unwatched
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,7 @@ class AdamW:
             eps=self.epsilon,
             maximize=False,
         )
-        for each in slices:
-            each.publish()
+        publish(slices)
 
     def _update_by_compiled_(self, slices: list[ParamSlice], step: int, learning_rate: float, factor: Tensor) -> None:
         for each in slices:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 Watch = Callable[["ParamSlice"], AbstractContextManager[None]]
@@ -63,10 +64,12 @@ class ParamSlice:
     compiled: bool = False
     """Whether a rule may use compiled kernels."""
 
-    def publish(self) -> None:
-        """Have the weights in `rounded`, where there is one."""
-        if self.rounded is not None:
-            self.rounded.copy_(self.weights)
+
+def publish(slices: Sequence[ParamSlice]) -> None:
+    """Have the weights in `rounded`, of slices that have it."""
+    pairs = [(each.rounded, each.weights) for each in slices if each.rounded is not None]
+    if pairs:
+        torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
 
 
 class Optimizer(Protocol):

@@ -321,6 +321,8 @@ def _written(func: Any, given: list[Tensor], made: list[Tensor], read: Mapping[A
         return sum(map(_bytes, fresh))
     if name_of(func) == "_fused_adamw_":
         return sum(map(_bytes, given)) * 3 // 4  # of weights, gradients and two moments, all but gradients
+    if name_of(func) == "_foreach_copy_":
+        return sum(map(_bytes, given[: len(given) // 2]))
     if name_of(func) in ("zero_", "fill_"):
         return 0  # nothing is read: what counts as read is what is written
     return max(map(_bytes, given[:1]), default=0)
