@@ -299,8 +299,8 @@ MUTATIONS = [
     Mutation(
         "layers do not see all weights that LAMB, or AdamW without compiled kernels, has changed in 16 bits",
         "optim/param_slice.py",
-        "torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))",
-        "torch._foreach_copy_(*map(list, zip(*pairs[1:], strict=True)))",
+        "torch._foreach_copy_([rounded for rounded, _ in kept], [weights for _, weights in kept])",
+        "torch._foreach_copy_([rounded for rounded, _ in kept[1:]], [weights for _, weights in kept[1:]])",
         ("tests/optim/test_adamw.py", "tests/optim/test_lamb.py"),
     ),
     Mutation(

@@ -67,9 +67,9 @@ class ParamSlice:
 
 def publish(slices: Sequence[ParamSlice]) -> None:
     """Have the weights in `rounded`, of slices that have it."""
-    pairs = [(each.rounded, each.weights) for each in slices if each.rounded is not None]
-    if pairs:
-        torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+    kept = [(each.rounded, each.weights) for each in slices if each.rounded is not None]
+    if kept:
+        torch._foreach_copy_([rounded for rounded, _ in kept], [weights for _, weights in kept])
 
 
 class Optimizer(Protocol):
