@@ -245,6 +245,13 @@ def test_a_model_saved_before_a_key_existed(tmp_path: Path) -> None:
     assert "\n  embedding_norm: False in the checkpoint, True wanted\n" in said
 
 
+def test_a_model_with_a_key_that_is_not_known_here(tmp_path: Path) -> None:
+    """Of a later version: it may compute something else."""
+    path = save(tmp_path, 1, shards(), {"model": {"num_layers": 2, "some_new_option": True}})
+    said = refused(lambda: load(path, shards(), model={"num_layers": 2}))
+    assert "is of another model:\n  some_new_option: True in the checkpoint, absent wanted\n" in said
+
+
 def test_compare_metadata() -> None:
     metadata = {"a": 1, "b": {"c": [1, 2]}}
     assert compare_metadata(metadata, metadata) == []

@@ -125,6 +125,14 @@ def test_temperature(files: tuple[str, str, str]) -> None:
         assert abs(softer[source] - 10_000 * root / roots.sum()) < 1
 
 
+def test_a_factor_stands_outside_of_the_temperature(files: tuple[str, str, str]) -> None:
+    """factor × tokens^(1/T): the file of 41 tokens with the factor 8, beside that of 201."""
+    datasets = opened({files[0]: 8.0, files[2]: 1.0}, by="temperature", temperature=2.0)
+    drawn = Counter(sources(datasets, range(10_000)))
+    parts = np.array([8.0 * np.sqrt(41), np.sqrt(201)])
+    assert np.abs(np.array([drawn[0], drawn[1]]) - 10_000 * parts / parts.sum()).max() < 1
+
+
 def test_parts_of_a_split_are_blended_alike(write_tokens: Write) -> None:
     names = {write_tokens(*[9] * 20, name="a"): 3.0, write_tokens(*[9] * 10, name="b"): 1.0}
     datasets = opened(names, split=(8.0, 1.0, 1.0))

@@ -72,6 +72,25 @@ def test_each_adapter_drops_elements_of_its_own() -> None:
         assert torch.equal(draw(names[0], shape, DROP, CPU), drawn_by[names[0]]), "the same whenever it is asked for"
 
 
+@pytest.mark.parametrize("cut", [1, 3])
+def test_parts_of_what_an_adapter_reads_have_their_parts_of_its_mask(cut: int) -> None:
+    """By positions, of the stream; by features, where these are cut. There are more features than positions."""
+    s, b, i = 6, 2, 11
+    masks = Masks(5, np.array([4, 9]))
+    whole = masks.adapter_positions("a", torch.Size((s, b, i)), 0.5, CPU)
+    parts = [
+        masks.adapter_positions("a", torch.Size((stop - first, b, i)), 0.5, CPU, first)
+        for first, stop in ((0, cut), (cut, s))
+    ]
+    assert torch.equal(torch.cat(parts), whole)
+    whole = masks.adapter_features("a", torch.Size((s, b, i)), 0.5, CPU)
+    parts = [
+        masks.adapter_features("a", torch.Size((s, b, stop - first)), 0.5, CPU, first)
+        for first, stop in ((0, cut), (cut, i))
+    ]
+    assert torch.equal(torch.cat(parts, -1), whole)
+
+
 def test_what_is_kept_is_scaled_up_and_so_is_its_gradient() -> None:
     masks = Masks(1, np.array([4, 5]))
     x = drawn(S, 2, H, seed=0).requires_grad_()

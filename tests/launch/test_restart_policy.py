@@ -64,6 +64,14 @@ def test_a_place_that_fails_twice_is_lost_and_one_that_came_back_at_once() -> No
     assert decide(RestartsConfig(fewer_ranks=False), [killed(10, place=3), killed(10, place=3)]).lost is None
 
 
+@pytest.mark.parametrize("kind", list(Kind))
+def test_what_a_machine_does_to_a_rank_twice_loses_its_place(kind: Kind) -> None:
+    """And not what its program does, or somebody asks for."""
+    failed = [Attempt(kind, f"once, {step}", step, 10, 3) for step in (12, 13)]
+    lost = kind in (Kind.KILLED, Kind.HUNG, Kind.DEVICE)
+    assert decide(POLICY, failed).lost == (3 if lost else None)
+
+
 def test_a_recall_is_no_failure() -> None:
     recalled = Attempt(Kind.RECALLED, "", 30, 30)
     assert decide(POLICY, [killed(10), recalled]).again
