@@ -257,6 +257,19 @@ def test_names_of_labels_are_kept(tmp_path: Path) -> None:
     assert (config.id2label, config.label2id) == (model.config.id2label, model.config.label2id)
 
 
+def test_names_of_labels_go_by_their_numbers_in_whatever_order_a_file_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written with sorted keys, 10 comes before 2."""
+    monkeypatch.setitem(THEIRS, "twelve", ("BertForSequenceClassification", {"num_labels": 12}))
+    published(tmp_path / "theirs", "twelve")
+    names = [f"label of {number}" for number in range(12)]
+    path = tmp_path / "theirs" / "config.json"
+    named = {"id2label": {str(number): name for number, name in enumerate(names)}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **named}, sort_keys=True))
+    assert open_published(tmp_path / "theirs").labels == tuple(names)
+
+
 def test_two_labels_may_have_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As transformers writes a classifier of two."""
     monkeypatch.setitem(THEIRS, "two", ("BertForSequenceClassification", {"num_labels": 2}))

@@ -227,5 +227,7 @@ def test_comments_in_lists_may_be_indented_and_a_byte_order_mark_is_no_part_of_a
 
 def test_urls_are_compared_without_what_does_not_matter() -> None:
     assert normal_url("HTTPS://www.Example.org:443/A/b/?q#f") == "example.org/A/b"
+    assert normal_url("http://www.web.example.org/") == normal_url("web.example.org") == "web.example.org"
+    assert listed_as("https://wikipedia.org/wiki/Cat", frozenset({"wikipedia.org"})) == "wikipedia.org"
     assert listed_as("http://a.b.example.org/x", frozenset({"example.org"})) == "example.org"
     assert listed_as("http://example.org.evil.com/", frozenset({"example.org"})) is None

@@ -77,10 +77,10 @@ def test_what_layers_read_of_16_bits_is_the_slices_own(zero: int) -> None:
         buckets = [Bucket(name, weights(SHAPES), Axis("dp", 2, 1), storage(dtype, zero)) for name in ("one", "two")]
         for params in slices(buckets, Axis("tp")):
             if dtype is torch.float32:
-                assert params.rounded is None
+                assert params.copied_to is None
             else:
-                assert params.rounded is not None and params.rounded.dtype is dtype
-                params.rounded.copy_(params.weights * 2)
+                assert params.copied_to is not None and params.copied_to.dtype is dtype
+                params.copied_to.copy_(params.weights * 2)
         for bucket in buckets if dtype is torch.bfloat16 else []:
             assert torch.equal(bucket.shard, (bucket.master * 2).to(dtype)), "padding is zero in both"
 

@@ -107,6 +107,14 @@ def test_a_threshold_takes_answers_away_from_questions_that_have_one() -> None:
     assert (found.exact, found.f1) == (50.0, 50.0)
 
 
+def test_the_best_threshold_is_of_answers_that_no_threshold_has_taken_away() -> None:
+    """At 0 the right answer of a counts for none: 2 of 3. Answering up to 2, all three are right."""
+    answers, predictions = {"a": ["Denver"], "b": ["Paris"], "c": []}, {"a": "Denver", "b": "Paris", "c": ""}
+    found = scores_2(answers, predictions, {"a": 2.0, "b": -1.0, "c": 1.0}, threshold=0.0).numbers()
+    assert found["exact"] == pytest.approx(200 / 3)
+    assert (found["best_exact"], found["best_exact_thresh"]) == (found["best_f1"], found["best_f1_thresh"]) == (100, 2)
+
+
 def test_2_0_leaves_out_what_is_not_predicted() -> None:
     """a 1, c (answered, and has none) 0: of 2. b and d are not counted."""
     found = scores_2(ANSWERS, {"a": "Denver", "c": "Rome"}).numbers()

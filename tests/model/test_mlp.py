@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from colonnade.architecture.huggingface.common import GELUS
 from colonnade.config.model import ModelConfig
 from colonnade.errors import LayoutError
 from colonnade.mesh.layout import Layout
@@ -76,3 +77,12 @@ def test_other_activations_are_torchs_and_gate_where_they_do(
 def test_a_width_that_tp_does_not_divide_is_refused() -> None:
     with pytest.raises(LayoutError, match=r"parallel\.tp = 3 does not divide"):
         MLP(ModelConfig(hidden_size=6, ffn_hidden_size=20), Parallel(paper_mesh(Layout(tp=3), 0).tp))
+
+
+@pytest.mark.parametrize("name", GELUS)
+def test_each_name_of_gelu_is_that_function_of_transformers(name: str) -> None:
+    """The exact one and its approximation differ by 4e-4."""
+    theirs = pytest.importorskip("transformers.activations").ACT2FN[name]
+    x = torch.linspace(-6, 6, 1001, dtype=torch.float64)
+    ours = nn.functional.gelu(x, approximate=APPROXIMATIONS[GELUS[name]])
+    torch.testing.assert_close(ours, theirs(x), rtol=1e-7, atol=1e-8)

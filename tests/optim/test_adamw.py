@@ -166,7 +166,7 @@ def stepped(
                 decayed,
                 learning_rate=on_rate,
                 weight_decay=on_decay,
-                rounded=None if narrow is None else rounded[first:last],
+                copied_to=None if narrow is None else rounded[first:last],
                 compiled=compiled,
             )
             for first, last in zip([0, *cuts], [*cuts, COUNT], strict=True)
@@ -187,8 +187,31 @@ def test_the_compiled_kernel_steps_as_torchs_in_float64() -> None:
     torch.testing.assert_close(found.double(), right, rtol=1e-5, atol=1e-6)
     torchs_own, _, _ = stepped(WHOLE, compiled=False)
     torch.testing.assert_close(found, torchs_own, rtol=6e-7, atol=1e-8)  # ten roundings of five steps
-    for name in ("exp_avg", "exp_avg_sq"):
-        torch.testing.assert_close(state[name].double(), exact[name], rtol=1e-4, atol=0.0)  # means that cancel
+    torch.testing.assert_close(state["exp_avg"].double(), exact["exp_avg"], rtol=1e-4, atol=0.0)  # it cancels
+    torch.testing.assert_close(state["exp_avg_sq"].double(), exact["exp_avg_sq"], rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("beta2", [0.9, 0.999, 0.99999])
+def test_the_compiled_kernels_means_are_exact_whatever_the_betas(beta2: float) -> None:
+    """1 − β, rounded once: from a rounded β it would have few digits."""
+    rule, gradient = AdamW(beta2, beta2, 1e-8, 0.1), torch.linspace(0.5, 2.0, 40)
+
+    def stepped_with(dtype: torch.dtype, *, compiled: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        weights = torch.ones(40, dtype=dtype)
+        state = rule.init(weights)
+        for step in range(1, 4):
+            params = ParamSlice(weights, gradient.to(dtype), state, decayed=True, compiled=compiled)
+            rule.update_([params], step=step, learning_rate=1e-2, factor=torch.ones(()))
+        return weights, dict(state)
+
+    (found, state), (right, exact) = (
+        stepped_with(torch.float32, compiled=True),
+        stepped_with(torch.float64, compiled=False),
+    )
+    torch.testing.assert_close(found.double(), right, rtol=1e-6, atol=0.0)
+    for name in exact:
+        torch.testing.assert_close(state[name].double(), exact[name], rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.usefixtures("loaded")
@@ -215,7 +238,7 @@ def test_a_large_slice_is_stepped_through_by_several_threads_with_the_same_bits(
         before, weights, rounded = torch.get_num_threads(), drawn[0].clone(), drawn[0].bfloat16()
         torch.set_num_threads(threads)
         try:
-            params = ParamSlice(weights, drawn[1], rule.init(weights), decayed=True, rounded=rounded, compiled=True)
+            params = ParamSlice(weights, drawn[1], rule.init(weights), decayed=True, copied_to=rounded, compiled=True)
             rule.update_([params], step=1, learning_rate=1e-2, factor=torch.ones(()))
         finally:
             torch.set_num_threads(before)
@@ -235,11 +258,12 @@ def test_new_weights_are_rounded_where_layers_read_them(narrow: torch.dtype, com
 
 
 @pytest.mark.usefixtures("loaded")
-def test_the_compiled_kernel_leaves_gradients_as_they_are_and_keeps_what_is_no_number() -> None:
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, -1, 0x7F800001])
+def test_the_compiled_kernel_leaves_gradients_as_they_are_and_keeps_what_is_no_number(bits: int) -> None:
     rule, weights = AdamW(0.9, 0.95, 1e-8, 0.1), torch.ones(40)
     gradient, rounded = torch.arange(40.0), torch.zeros(40, dtype=torch.bfloat16)
-    gradient[3] = torch.nan
-    params = ParamSlice(weights, gradient, rule.init(weights), decayed=True, rounded=rounded, compiled=True)
+    weights.view(torch.int32)[3] = bits
+    params = ParamSlice(weights, gradient, rule.init(weights), decayed=True, copied_to=rounded, compiled=True)
     rule.update_([params], step=1, learning_rate=1e-2, factor=torch.tensor(0.5))
     assert gradient[4:].tolist() == list(range(4, 40))
     assert weights.isnan().nonzero().tolist() == rounded.isnan().nonzero().tolist() == [[3]]

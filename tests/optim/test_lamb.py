@@ -268,7 +268,7 @@ def test_new_weights_are_rounded_where_layers_read_them() -> None:
     slices = [
         ParamSlice(
             weights[at], gradient[at], state_at(state, at), decayed, ranges=[(number, slice(0, at.stop - at.start))],
-            rounded=rounded[at],
+            copied_to=rounded[at],
         )
         for number, (at, decayed) in enumerate(((slice(0, 35), True), (slice(35, len(weights)), False)))
     ]  # fmt: skip

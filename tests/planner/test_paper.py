@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from colonnade.architecture.parts import trained_architecture
 from colonnade.config.schema import Config
+from colonnade.kernels.choice import Kernels, Products
 from colonnade.mesh.ledger import Entry
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.planner.memory import Memory
@@ -213,6 +214,22 @@ def test_launches_are_the_operators_that_compute() -> None:
     assert found.launches == len(list(found.operators)) > 50
     assert not names & {"view", "detach", "empty", "transpose", "t", "_unsafe_view", "slice"}
     assert {"addmm", "native_layer_norm", "_fused_adamw_"} & names
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_run_by_compiled_kernels_is_planned_by_whoever_has_none(precision: Literal["bf16", "fp32"]) -> None:
+    """As much memory, and one update of all weights."""
+    case = replace(PLAIN, precision=precision)
+    kernels = Kernels(weight_gradient="compiled", output="compiled", attention="compiled")
+    products = Products(fp32=kernels, bf16=kernels)
+    walked = [walk(configured(case, Way()), case.vocab_size, 0, products=each) for each in (None, products)]
+    usual, compiled = (found.memory for found in walked)
+    assert (usual.parameters, usual.gradients, usual.optimizer) == (
+        compiled.parameters,
+        compiled.gradients,
+        compiled.optimizer,
+    )
+    assert "_fused_adamw_" in {each.name for each in walked[1].operators}
 
 
 def test_the_peak_has_its_moment() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -187,12 +187,13 @@ def test_memory_is_near_that_of_the_ranks(schedule: str, virtual_stages: int) ->
     assert planned.activations > 0.6 * planned.total and composed == pytest.approx(planned.total, rel=0.25)
 
 
-def test_computing_layers_again_takes_longer_and_keeps_less_of_the_same_layout() -> None:
-    composer = Composer(config(), 64, Cost(A100))
-    plain, again = (
-        config().model_copy(update={"parallel": config().parallel.model_copy(update={"recompute": recompute})})
-        for recompute in ("none", "full")
-    )
+@pytest.mark.parametrize(("recompute", "drop"), [("full", 0.0), ("selective", 0.1)])
+def test_computing_layers_again_takes_longer_and_keeps_less_of_the_same_layout(
+    recompute: Literal["full", "selective"], drop: float
+) -> None:
+    case = Case(drop=drop, precision="bf16", vocab_size=64, global_batch_size=4)
+    plain, again = (configured(case, Way(micro_batch_size=1, recompute=each)) for each in ("none", recompute))
+    composer = Composer(plain, 64, Cost(A100))
     (seconds, memory, _), (longer, less, _) = composer.compose(plain), composer.compose(again)
     assert longer > seconds and less < memory
 

@@ -40,7 +40,7 @@ def _slices_of_bucket(
             weight_decay=group.weight_decay,
             counted=is_counted(group, tp),
             part=bucket.name,
-            rounded=None if read is None else read[at],
+            copied_to=None if read is None else read[at],
             compiled=compiled,
             ranges=[
                 (first_number + number, within)

@@ -889,14 +889,18 @@ std::tuple<Tensor, Tensor, Tensor> attend_backward(const Tensor& dout, const Ten
 constexpr int64_t SHARE = 1 << 15;  // numbers that are worth a thread
 constexpr int64_t NEAR = 1 << 12;  // numbers of which the L1 cache has the weights when they are rounded
 
-// The constants of one step of AdamW.
+// The constants of one step of AdamW, each rounded once: 1 − β of a β that is near 1 has few digits of a rounded β's.
 struct Step {
-  float factor, beta1, beta2, kept, rate, root, epsilon;
+  float factor, fresh1, beta2, fresh2, kept, rate, root, epsilon;
   Step(double factor, double learning_rate, double beta1, double beta2, double epsilon, double weight_decay, int64_t step)
-      : factor(factor), beta1(beta1), beta2(beta2), kept(1.0 - learning_rate * weight_decay),
+      : factor(factor), fresh1(1.0 - beta1), beta2(beta2), fresh2(1.0 - beta2), kept(1.0 - learning_rate * weight_decay),
         rate(learning_rate / (1.0 - std::pow(beta1, step))), root(1.0 / std::sqrt(1.0 - std::pow(beta2, step))),
         epsilon(epsilon) {}
 };
+
+// A NaN in 16 bits: of some, `stored` would carry over and make a zero.
+template <typename T>
+constexpr Number<T> NONE = std::is_same_v<T, at::Half> ? 0x7E00 : 0x7FC0;
 
 template <typename T>
 void adamw(float* weights, const float* gradients, float* mean, float* square, Number<T>* rounded, int64_t size,
@@ -907,13 +911,13 @@ void adamw(float* weights, const float* gradients, float* mean, float* square, N
 #pragma omp simd
       for (int64_t i = first; i < last; ++i) {
         const float g = gradients[i] * by.factor;
-        const float m = mean[i] + (1.0f - by.beta1) * (g - mean[i]), v = by.beta2 * square[i] + (1.0f - by.beta2) * g * g;
+        const float m = mean[i] + by.fresh1 * (g - mean[i]), v = by.beta2 * square[i] + by.fresh2 * g * g;
         mean[i] = m, square[i] = v;
         weights[i] = weights[i] * by.kept - by.rate * m / (std::sqrt(v) * by.root + by.epsilon);
       }
       if (rounded == nullptr) continue;
 #pragma omp simd
-      for (int64_t i = first; i < last; ++i) rounded[i] = stored<T>(weights[i]);
+      for (int64_t i = first; i < last; ++i) rounded[i] = weights[i] == weights[i] ? stored<T>(weights[i]) : NONE<T>;
     }
   });
 }

@@ -1,7 +1,7 @@
 """AdamW with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019).
 
 The arithmetic is one pass over weights, gradients and both moments: a compiled kernel's, which rounds the new weights
-to 16 bits as it goes, or torch's fused one (for 30M weights on two cores 20 ms, where a loop over tensors takes 117).
+to 16 bits as it goes, or torch's fused one.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from colonnade.kernels import compiled
-from colonnade.optim.param_slice import ParamSlice, Total, Watch, publish, unwatched
+from colonnade.optim.param_slice import ParamSlice, Total, Watch, copy_to_layers, unwatched
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class AdamW:
             alike[kind if watch is unwatched else number].append(params)
         for together in alike.values():
             with watch(together[0]):
-                update_ = self._update_by_compiled_ if together[0].compiled else self._update_alike_
+                is_compiled = together[0].compiled and not together[0].weights.is_meta  # a plan is of torch's operators
+                update_ = self._update_by_compiled_ if is_compiled else self._update_alike_
                 update_(together, step, learning_rate, factor)
 
     def _decay(self, params: ParamSlice) -> float:
@@ -82,7 +83,7 @@ class AdamW:
             eps=self.epsilon,
             maximize=False,
         )
-        publish(slices)
+        copy_to_layers(slices)
 
     def _update_by_compiled_(self, slices: list[ParamSlice], step: int, learning_rate: float, factor: Tensor) -> None:
         for each in slices:
@@ -91,7 +92,7 @@ class AdamW:
                 each.gradients,
                 each.state["exp_avg"],
                 each.state["exp_avg_sq"],
-                each.rounded,
+                each.copied_to,
                 factor=float(factor),
                 learning_rate=learning_rate * each.learning_rate,
                 betas=(self.beta1, self.beta2),

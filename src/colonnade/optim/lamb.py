@@ -29,7 +29,7 @@ from torch import Tensor
 
 from colonnade.optim.adamw import AdamW
 from colonnade.optim.norm import squared_norm
-from colonnade.optim.param_slice import ParamSlice, Total, Watch, publish, unwatched
+from colonnade.optim.param_slice import ParamSlice, Total, Watch, copy_to_layers, unwatched
 
 
 @dataclass(frozen=True)
@@ -110,4 +110,4 @@ def _apply_step_(params: ParamSlice, direction: Tensor, rates: Tensor) -> None:
     for number, at in params.ranges:
         direction[at].mul_(mine[number])
     params.weights.sub_(direction)
-    publish([params])
+    copy_to_layers([params])

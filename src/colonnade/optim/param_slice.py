@@ -59,17 +59,17 @@ class ParamSlice:
     """[factor] On the run's, where it applies."""
     part: str = ""
     """What the weights are of, for reports."""
-    rounded: Tensor | None = None
+    copied_to: Tensor | None = None
     """Where layers read the weights, if not there: 16 bits, or another device's memory, as long as they are."""
     compiled: bool = False
     """Whether a rule may use compiled kernels."""
 
 
-def publish(slices: Sequence[ParamSlice]) -> None:
-    """Have the weights in `rounded`, of slices that have it."""
-    kept = [(each.rounded, each.weights) for each in slices if each.rounded is not None]
+def copy_to_layers(slices: Sequence[ParamSlice]) -> None:
+    """Have the weights in `copied_to`, of slices that have it."""
+    kept = [(each.copied_to, each.weights) for each in slices if each.copied_to is not None]
     if kept:
-        torch._foreach_copy_([rounded for rounded, _ in kept], [weights for _, weights in kept])
+        torch._foreach_copy_([layers for layers, _ in kept], [weights for _, weights in kept])
 
 
 class Optimizer(Protocol):
@@ -90,7 +90,7 @@ class Optimizer(Protocol):
         total: Total,
         watch: Watch = unwatched,
     ) -> None:
-        """Step `step` (from 1) on all of a rank's slices, in place; their new weights are in `rounded` too.
+        """Step `step` (from 1) on all of a rank's slices, in place; their new weights are in `copied_to` too.
 
         Gradients are multiplied by `factor` ([]: clipping, unscaling) first; what is in their memory afterwards is the
         rule's affair. Weights are numbered below `num_weights`. `total` is called once or never, by all ranks alike;

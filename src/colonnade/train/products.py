@@ -188,7 +188,7 @@ def _prepare(world: Axis, ranks: _Ranks) -> str:
 
 
 def _without_compiled(lacking: str) -> tuple[str, ...]:
-    slower = "attention and the output layer take longer, and in 16 bits weight gradients too"
+    slower = "attention, the output layer and AdamW take longer, and in 16 bits weight gradients too"
     return (f"kernels could not be compiled on this machine ({clip(lacking)}): {slower}",) if lacking else ()
 
 
