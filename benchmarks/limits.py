@@ -1,20 +1,20 @@
-"""What a processor can do at most: how fast each kernel multiplies, how fast exponentials are, and how fast memory is.
+"""What a processor can do at most: how fast each kernel multiplies, and how fast memory is.
 
 Matrices are slices of the reference model's own; rates are of one core, by the time of the core itself, so that other
 programs hardly change them (`colonnade.kernels.timing`): of one that is alone at work, and of each while all are.
 Memory is timed by a clock on the wall, with one core and with all.
 
-`parts` says what a training step of that model needs at least of each, and `seconds` how long it takes by these rates.
+`parts` says what a training step of that model needs at least of both, `roofline` how long that takes by these rates.
 """
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -49,7 +49,6 @@ def measured() -> dict[str, Any]:
         "gflops_per_core_together": rates_together(),
         "memory_gb_per_second": round(copy_bandwidth(), 1),
         "best_memory_gb_per_second": {"one core": round(best_bandwidth(1), 1), "all cores": round(best_bandwidth(), 1)},
-        "exponentials_per_core_second": round(exponentials_per_second()),
         "flops_per_token": architecture_of(model, Task().vocab_size).flops_per_token,
     }
 
@@ -59,45 +58,38 @@ class Part:
     """What a part of a training step needs at least, over all ranks."""
 
     flops: float = 0.0
-    exponentials: float = 0.0
+    """Of products."""
     bytes: float = 0.0
     """To and from memory, of what no cache holds."""
 
-    def seconds(self, cores: int, flops: float, exponentials: float, bandwidth: float) -> float:
-        """By rates of a core, and of memory. Exponentials take the same units as products, bytes are on their own."""
-        arithmetic = (self.flops / flops + self.exponentials / exponentials) / cores
-        return max(arithmetic, self.bytes / bandwidth)
-
 
 def parts(task: Task) -> dict[str, Part]:
-    """The parts of one step, by name; `step_parts.py` sorts a profile into them.
+    """The parts of one step that have products or such bytes, by name; `step_parts.py` sorts a profile into them.
 
-    Products are those of the backward that keeps what it needs; attention's, of the causal half. GELU's functions cost
-    an exponential each at least, forward and backward. AdamW reads weights, gradients and both means and writes all but
-    the gradients, in fp32: once a weight, or on both ranks where nothing is shared out. Two ranks' gradients are read,
-    and their sum written for each rank that updates with it. What fits caches has no bytes: activations, and logits.
+    Products are those of a backward that keeps what it needs; attention's, of the causal half. AdamW reads weights,
+    gradients and both means, and writes all but the gradients, in fp32; where there are replicas it reads the gradients
+    of both, as if it added them up in the same pass, and without ZeRO both ranks do so. What else a step does takes no
+    time: exponentials, activations, logits, the norm of gradients, their zeros, and the weights in 16 bits.
     """
     replicas, copies = 1 + (task.mode in REPLICATED), 1 + (task.mode == "dp")
-    sums = 0 if replicas == 1 else replicas + copies
     tokens = task.micro_batch_size * task.num_microbatches * task.seq_length * replicas
     h, s, layers = task.hidden_size, task.seq_length, task.num_layers
     weights = architecture_of(reference_config(task).model, task.vocab_size).num_parameters
     return {
-        OUTPUT: Part(flops=6.0 * tokens * h * task.vocab_size, exponentials=tokens * task.vocab_size),
+        OUTPUT: Part(flops=6.0 * tokens * h * task.vocab_size),
         LINEAR: Part(flops=6.0 * tokens * layers * 12 * h * h),
-        ATTENTION: Part(flops=6.0 * tokens * layers * s * h, exponentials=tokens * layers * task.num_heads * s),
-        UPDATE: Part(bytes=weights * (28.0 * copies + 4.0 * sums)),
-        REST: Part(exponentials=2.0 * tokens * layers * task.ffn_hidden_size),
+        ATTENTION: Part(flops=6.0 * tokens * layers * s * h),
+        UPDATE: Part(bytes=4.0 * weights * copies * (6 + replicas)),
     }
 
 
 def roofline(task: Task, limits: Mapping[str, Any]) -> dict[str, float]:
-    """[s] That each part of a step takes at least on this processor: one core, or all of them."""
+    """[s] That each of `parts` takes at least on this processor: one core, or all of them."""
     alone = task.mode == "one" and task.threads == 1
     rates = limits["gflops_per_core" if alone else "gflops_per_core_together"][task.dtype]
+    flops = (1 if alone else 2) * best_rate(rates) * 1e9
     memory = limits["best_memory_gb_per_second"]["one core" if alone else "all cores"] * 1e9
-    by = 1 if alone else 2, best_rate(rates) * 1e9, limits["exponentials_per_core_second"], memory
-    return {name: part.seconds(*by) for name, part in parts(task).items()}
+    return {name: part.flops / flops + part.bytes / memory for name, part in parts(task).items()}
 
 
 def all_rates() -> dict[str, Rates]:
@@ -108,11 +100,23 @@ def all_rates() -> dict[str, Rates]:
 
 
 def rates_together() -> dict[str, Rates]:
-    """Of the slowest core while all of them multiply, each in a process of its own, in each precision."""
+    """The mean of all cores while all of them multiply, each in a process of its own, in each precision."""
     command = [sys.executable, "-m", "benchmarks.limits"]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(hardware_cores())]
     every = [json.loads(process.communicate()[0]) for process in started]
-    return {precision: min((each[precision] for each in every), key=best_rate) for precision in PRECISIONS}
+    return {precision: _mean([each[precision] for each in every]) for precision in PRECISIONS}
+
+
+def _mean(every: Sequence[Rates]) -> Rates:
+    """Of kernels that all of them have."""
+    return {
+        use: {
+            kernel: round(statistics.mean(rates[use][kernel] for rates in every), 1)
+            for kernel in of_use
+            if all(kernel in rates[use] for rates in every)
+        }
+        for use, of_use in every[0].items()
+    }
 
 
 def hardware_cores() -> int:
@@ -163,17 +167,6 @@ def best_bandwidth(cores: int | None = None, seconds: float = 1.0) -> float:
         torch.set_num_threads(threads)
 
 
-def exponentials_per_second(seconds: float = 1.0) -> float:
-    """Of one core, of numbers in its caches, by the fastest of torch's operators that are one exponential each."""
-    x, threads = torch.linspace(-3.0, 3.0, 1 << 13), torch.get_num_threads()
-    y = torch.empty_like(x)
-    torch.set_num_threads(1)
-    try:
-        return len(x) / min(_best(partial(f, x, out=y), seconds) for f in (torch.exp, torch.sigmoid))
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _best(operator: Callable[[], object], seconds: float) -> float:
     """[s] The least time of one call, of as many as fit into some seconds."""
     best, end = float("inf"), time.perf_counter() + seconds
@@ -190,7 +183,6 @@ def described(limits: Mapping[str, Any]) -> str:
     lines = [
         f"memory {limits['memory_gb_per_second']} GB/s, read and written by a copy; by the fastest of some operators "
         f"{memory['all cores']}, with one core {memory['one core']}",
-        f"{limits['exponentials_per_core_second'] / 1e9:.2f} G exponentials/s of a core",
     ]
     for precision, rates in limits["gflops_per_core"].items():
         together = best_rate(limits["gflops_per_core_together"][precision])

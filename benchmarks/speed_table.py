@@ -32,9 +32,8 @@ READING = f"""
 * **of the limit**: floating-point operations that the model needs (no more), as a share of what the cores of the row
   could do if all of them were products at the best rate measured here (`python -m benchmarks.hardware`): of a core that
   is alone at work, or of each while both are.
-* **of the roofline**: the least time of a step's parts, one after the other, as a share of the step: products and
-  exponentials at the best rates, or bytes of weights, gradients and moments at the best bandwidth measured here
-  (`limits.parts`; without what lies between: bytes of activations, copies, calls).
+* **of the roofline**: the least time of a step's products at the same rate, and then of the bytes that AdamW must move
+  at the best bandwidth measured here, as a share of the step (`limits.parts`). All else counts as nothing.
 * bf16 is autocast over fp32 parameters, unless a note says otherwise.
 """
 

@@ -1,8 +1,7 @@
 """Where the time of a training step goes, and what the processor would allow: `python -m benchmarks.step_parts`
 
 One process, the reference model. Operators are timed by torch's profiler and sorted into parts; beside each part stands
-the least time that its products and exponentials, or its bytes, take at the best rates measured here
-(`limits.roofline`).
+the least time that its products, or its bytes, take at the best rates measured here (`limits.roofline`).
 """
 
 import argparse
@@ -60,7 +59,8 @@ def main() -> None:
     print(f"{machine['cpu']}, {line.threads} of its cores, torch {machine['torch']}, commit {commit()}, {line.dtype}")
     print("| part of a step | ms | ms at least | share of that |\n|---|---|---|---|")
     for part in (OUTPUT, LINEAR, ATTENTION, UPDATE, REST):
-        print(f"| {part} | {found[part]:.0f} | {least[part]:.0f} | {least[part] / found[part]:.0%} |")
+        known = f"{least[part]:.0f} | {least[part] / found[part]:.0%}" if part in least else "– | –"
+        print(f"| {part} | {found[part]:.0f} | {known} |")
     whole, bound = sum(found.values()), sum(least.values())
     print(f"| all | {whole:.0f} | {bound:.0f} | {bound / whole:.0%} |")
 
