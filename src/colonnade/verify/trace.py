@@ -86,7 +86,7 @@ def _step(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, device:
 
 @dataclass
 class SeenGradients:
-    """An `Optimizer` that takes down the gradients before the one within uses them up: clipping scales them in place,
+    """An `Optimizer` that takes down the gradients before the one within uses them up: a rule may scale them in place,
     with a factor in which one wrong gradient would show in all of them.
     """
 
