@@ -346,6 +346,13 @@ MUTATIONS = [
         ("tests/data/test_blended_dataset.py",),
     ),
     Mutation(
+        "under sequence parallelism adapters drop other elements",
+        "kernels/dropout.py",
+        "keep_mask(self._of_adapter(name), first * i, s * i, drop, device)",
+        "keep_mask(self._of_adapter(name), first * s, s * i, drop, device)",
+        ("tests/kernels/test_dropout.py",),
+    ),
+    Mutation(
         "an option of a saved model that is not known here is passed over",
         "checkpoint/load.py",
         "if key in saved or key in model}",

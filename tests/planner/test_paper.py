@@ -222,7 +222,8 @@ def test_a_run_by_compiled_kernels_is_planned_by_whoever_has_none(precision: Lit
     case = replace(PLAIN, precision=precision)
     kernels = Kernels(weight_gradient="compiled", output="compiled", attention="compiled")
     products = Products(fp32=kernels, bf16=kernels)
-    walked = [walk(configured(case, Way()), case.vocab_size, 0, products=each) for each in (None, products)]
+    config = configured(case, Way())
+    walked = [walk(config, case.vocab_size, 0, device="cpu", products=each) for each in (None, products)]
     usual, compiled = (found.memory for found in walked)
     assert (usual.parameters, usual.gradients, usual.optimizer) == (
         compiled.parameters,
