@@ -402,6 +402,13 @@ MUTATIONS = [
         ("tests/planner/test_search.py",),
     ),
     Mutation(
+        "a T5 reads the gaps of a prompt letter by letter",
+        "serving/trained.py",
+        "return [*text_with_gaps(self.tokenizer, text), end_and_start(self.tokenizer)[0]]",
+        "return [*self.tokenizer.encode(text), end_and_start(self.tokenizer)[0]]",
+        ("tests/tasks/test_t5.py",),
+    ),
+    Mutation(
         "biases decay too by the compiled kernel",
         "optim/adamw.py",
         "weight_decay=self._decay(each),",

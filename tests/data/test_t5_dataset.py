@@ -17,7 +17,7 @@ from colonnade.data.datasets import NoSampleError, open_datasets
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.gpt_dataset import TextSamples
 from colonnade.data.sampler import AllEpochsOrder
-from colonnade.data.t5_dataset import Corruption, SpanSamples, T5Dataset, spans
+from colonnade.data.t5_dataset import Corruption, SpanSamples, T5Dataset, spans, text_with_gaps
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.train_tokenizer import train_tokenizer
 from colonnade.errors import DataError
@@ -181,3 +181,19 @@ def test_a_vocabulary_without_sentinels_is_refused_with_what_to_do(tmp_path: Pat
         Corruption.of(plain, Lengths())
     assert str(caught.value).startswith(f"the tokenizer's {plain.vocab_size} ids have no <extra_id_0>: T5 samples mark")
     assert "train-tokenizer --sentinels 100`, and tokenize the text with it." in str(caught.value)
+
+
+def test_sentinels_in_a_text_are_these_and_nothing_else_is_a_control_token() -> None:
+    """As the library reads them, where it is told to; and the end of documents is letters."""
+    text = "It was a dark<extra_id_0> and <extra_id_1> night.<extra_id_0>"
+    tokenizer = train_bpe([text], 300, sentinels=12)
+    ids = text_with_gaps(tokenizer, text)
+    assert ids == tokenizer.encode_marked([(text, ())])[0][0]
+    first, second = tokenizer.id_of("<extra_id_0>"), tokenizer.id_of("<extra_id_1>")
+    assert [each for each in ids if each in (first, second)] == [first, second, first] and ids[-1] == first
+    assert text_with_gaps(tokenizer, "no gap") == tokenizer.encode("no gap")
+    assert text_with_gaps(tokenizer, "<extra_id_11>") == [tokenizer.id_of("<extra_id_11>")]
+    assert text_with_gaps(tokenizer, "a<|endoftext|>") == tokenizer.encode("a<|endoftext|>")
+    assert tokenizer.end_of_document not in text_with_gaps(tokenizer, "a<|endoftext|>")
+    with pytest.raises(DataError, match="the vocabulary has no <extra_id_12>, which the text names"):
+        text_with_gaps(tokenizer, "a <extra_id_12>")

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from colonnade.config.model import ModelConfig
-from colonnade.data.t5_dataset import SpanRows
+from colonnade.data.t5_dataset import SpanRows, text_with_gaps
 from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.train_tokenizer import train_tokenizer
 from colonnade.errors import DataError
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.t5 import T5
+from colonnade.serving.trained import opened
 from colonnade.tasks.t5 import SpanCorruption, Written, as_t5_batch
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
@@ -206,6 +207,12 @@ def test_it_is_measured_and_writes(alone: Path) -> None:
     assert one.status == two.status == 0, (one, two)
     (text,) = json.loads(one.out)["texts"]
     assert text["prompt"] == "ten <extra_id_0> rest" and 1 <= text["tokens"] <= 5 and one.out == two.out
+    with opened(alone, tp=1, device="cpu", precision=None) as (trained, _):
+        ids = trained.prompt("ten <extra_id_0> rest")
+        gap = trained.tokenizer.id_of("<extra_id_0>")
+    assert ids.count(gap) == 1 and ids[:-1] == text_with_gaps(trained.tokenizer, "ten <extra_id_0> rest")
+    answer = forked("generate", alone, "--prompt", "ten <extra_id_99999> rest")
+    assert answer.status == 2 and "the vocabulary has no <extra_id_99999>" in answer.err, answer
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ text begins with what stays and ends with a span.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -89,6 +90,25 @@ def end_and_start(tokenizer: Tokenizer) -> tuple[int, int]:
         )
     start = tokenizer.id_of(START)
     return end, end if start is None else start
+
+
+_GAP = re.compile(f"({SENTINEL.format('[0-9]+')})")
+
+
+def text_with_gaps(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of a text, in which the names of sentinels are these; DataError for one that there is not. Nothing else
+    in it is a control token.
+    """
+    ids = list[int]()
+    for number, part in enumerate(_GAP.split(text)):
+        if number % 2 == 0:
+            ids += tokenizer.encode(part) if part else []
+            continue
+        sentinel = tokenizer.id_of(part)
+        if sentinel is None:
+            raise DataError(f"the vocabulary has no {part}, which the text names. Use a sentinel that it has.")
+        ids.append(sentinel)
+    return ids
 
 
 @dataclass(frozen=True)

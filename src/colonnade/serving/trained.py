@@ -27,7 +27,7 @@ from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.chat_template import ChatTemplate, Message
 from colonnade.data.conversation import Chat
-from colonnade.data.t5_dataset import end_and_start
+from colonnade.data.t5_dataset import end_and_start, text_with_gaps
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.tokenizer_config import control_tokens
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
@@ -129,9 +129,9 @@ class Trained:
         return frozenset(() if end is None else (end,))
 
     def prompt(self, text: str) -> list[int]:
-        """Its tokens: a T5 reads texts with an end."""
+        """Its tokens: a T5 reads texts with gaps, and an end."""
         if isinstance(self.model, T5):
-            return [*self.tokenizer.encode(text), end_and_start(self.tokenizer)[0]]
+            return [*text_with_gaps(self.tokenizer, text), end_and_start(self.tokenizer)[0]]
         return prompt_tokens(self.tokenizer, text)
 
 
