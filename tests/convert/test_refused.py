@@ -406,6 +406,8 @@ def test_sources_and_targets(folders: Path, tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "empty").mkdir()
     assert "is neither a checkpoint nor" in refused(tmp_path, "empty", "ours")
     assert "exists already, and a conversion overwrites nothing" in refused(tmp_path, theirs, "empty")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert "exists already, and a conversion overwrites nothing" in refused(tmp_path, theirs, "link")
     assert "has the name of a checkpoint of another step" in refused(tmp_path, theirs, "step_00000007")
     assert "--best is of a run's checkpoints" in refused(tmp_path, theirs, "ours", "--best")
     for option in (("--tokenizer", theirs), ("--vocab-size", 61), ("--base", theirs)):

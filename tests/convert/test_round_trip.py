@@ -156,7 +156,15 @@ def test_a_limit_that_no_file_reaches_leaves_one_file(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "back").glob("*.safetensors*")] == ["model.safetensors"]
 
 
-@pytest.mark.parametrize("config", [{"chat_template": "older", "eos_token": "<|endoftext|>"}, {}], ids=["two", "one"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"chat_template": "older", "eos_token": "<|endoftext|>"},
+        {"chat_template": "older", "eos_token": "<|im_end|>"},
+        {},
+    ],
+    ids=["two", "another end", "one"],
+)
 def test_a_chat_template_in_a_file_of_its_own_is_the_one_that_is_kept(config: dict[str, str], tmp_path: Path) -> None:
     """As in transformers, beside an older one in tokenizer_config.json or without that file."""
     saved(tmp_path / "theirs", "gpt2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,21 @@ def test_what_is_refused(tmp_path: Path) -> None:
         DataError, match=r'examples of mnli, for model.head = "classification", and model.head is "spans"'
     ):
         windows_of(TokenFile(folder / "mnli"))
+
+
+def test_the_length_that_is_advised_is_enough_for_the_longest_question(tmp_path: Path) -> None:
+    """Not for the first that is too long alone."""
+    folder = write_questions(tmp_path)
+    file = TokenFile(folder / "squad")
+    lengths = np.array([file.lengths[start] for start in file.boundaries[:-1]])
+    first = int(np.flatnonzero(np.diff(lengths) > 0)[0])  # which the next one exceeds
+    pair = range(first, first + 2)
+    with pytest.raises(DataError, match=r"leaves no room") as refused:
+        opened(folder, int(lengths[first]) + 3, documents=pair)
+    advised = int(re.findall(r"(\d+) or more", str(refused.value))[0])
+    assert len(opened(folder, advised, documents=pair)) > 0
+    with pytest.raises(DataError, match=r"leaves no room"):
+        opened(folder, advised - 1, documents=pair)
 
 
 def test_windows_that_would_never_end_are_refused(tmp_path: Path) -> None:

@@ -167,3 +167,13 @@ def test_the_nearest_of_several_right_answers_counts() -> None:
     found = Answers([Answer("the year 1990", 1.0, 0.0, 0.0)], None)
     scores = scores_of_answers([question], {"a": found}, 0.0, may_be_none=False)
     assert scores is not None and (scores.exact, scores.f1) == (100.0, 100.0)
+
+
+def test_no_scores_are_told_where_one_question_does_not_say_what_is_right() -> None:
+    """Of the others alone they would look as if of all."""
+    asked = [Question(Path("dev.json"), n, name, "When?", "1990", right) for n, name, right in
+             ((1, "a", (Given("1990", 0),)), (2, "b", None))]  # fmt: skip
+    found = {each.name: Answers([Answer("1990", 1.0, 0.0, 0.0)], None) for each in asked}
+    for may_be_none in (False, True):
+        assert scores_of_answers(asked, found, 0.0, may_be_none=may_be_none) is None
+        assert scores_of_answers(asked[:1], found, 0.0, may_be_none=may_be_none) is not None
