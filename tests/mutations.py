@@ -437,6 +437,20 @@ MUTATIONS = [
         ("tests/data/test_span_dataset.py",),
     ),
     Mutation(
+        "a run whose checkpoint has a rollback in it goes on for more steps than its data last",
+        "train/rollbacks.py",
+        "    if state.rollbacks:\n",
+        "    if to_do:\n",
+        ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
+        "a teacher whose labels have another order teaches the wrong ones",
+        "train/teacher.py",
+        'compare_labels(theirs, mine) != "same":',
+        'compare_labels(theirs, mine) == "other":',
+        ("tests/train/test_distilled_states.py",),
+    ),
+    Mutation(
         "biases decay too by the compiled kernel",
         "optim/adamw.py",
         "weight_decay=self._decay(each),",

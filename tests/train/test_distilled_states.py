@@ -1,7 +1,10 @@
 """Students of a BERT taught by its labels' logits and by its hidden states: on any layout those of one rank."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +23,7 @@ from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.corpus import open_corpus
 from colonnade.train.hidden_states import Matching, Pair
 from colonnade.train.init_from import origin_at
-from colonnade.train.teacher import check_teacher, teacher_model
+from colonnade.train.teacher import _check_labels, check_teacher, teacher_model
 from tests.commands import forked, here
 from tests.distributed import run_on_ranks
 from tests.runs import assert_near, metrics, tensors
@@ -182,6 +185,21 @@ def test_a_student_with_maps_is_a_model_like_others(examples: Path, serial: Path
     path = write_config(examples, "mnli", tmp_path / "on")
     answer = forked("train", path, *SMALL, f"train.init_from={serial}")
     assert answer.status == 0 and "to_teacher" in answer.out, answer
+
+
+@pytest.mark.parametrize("names", [("b", "c", "a"), ("a", "b", "other"), ("a", "b", "c"), ()])
+def test_a_teachers_labels_have_to_mean_the_same_by_their_numbers(names: tuple[str, ...]) -> None:
+    """In another order too they are others; where it says no names, nobody knows better."""
+    model: Any = SimpleNamespace(num_labels=3)
+    config: Any = SimpleNamespace(model=model)
+    origin: Any = SimpleNamespace(labels=names)
+    corpus: Any = SimpleNamespace(labels=("a", "b", "c"))
+    checked = partial(_check_labels, "it", origin, model, config, corpus)
+    if names in ((), ("a", "b", "c")):
+        checked()
+        return
+    with pytest.raises(ConfigError, match="a label's number has to mean the same to both"):
+        checked()
 
 
 @pytest.mark.slow

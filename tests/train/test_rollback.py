@@ -387,6 +387,8 @@ def test_nothing_is_lost_where_the_data_would_end_before_the_run(config: Path, t
     again = here("train", config, *keys, f"train.steps={steps + 1}", "--dry-run")
     assert again.status == 2 and f"Set train.steps to {steps} or less" in again.err, again
     assert here("train", config, *keys, f"train.steps={steps}").status == 0
+    longer = here("train", config, *keys, f"train.steps={steps + 1}")  # with a checkpoint behind the rollback
+    assert longer.status == 2 and f"Set train.steps to {steps} or less" in longer.err, longer
 
 
 def test_a_run_returns_though_its_data_are_not_here(config: Path, tmp_path: Path) -> None:
