@@ -451,6 +451,13 @@ MUTATIONS = [
         ("tests/train/test_distilled_states.py",),
     ),
     Mutation(
+        "of two rollbacks to one checkpoint the second alone counts for whether data last",
+        "train/undo.py",
+        "metadata, [*past, rollback])",
+        "metadata, [rollback])",
+        ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
         "biases decay too by the compiled kernel",
         "optim/adamw.py",
         "weight_decay=self._decay(each),",

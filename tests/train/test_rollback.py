@@ -30,7 +30,7 @@ from colonnade.train.recovery import restore
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import ROLLBACKS, checkpoints
 from colonnade.train.state import build_state, learning_rate_of
-from colonnade.train.undo import return_to_newest, roll_back
+from colonnade.train.undo import _against, return_to_newest, roll_back
 from tests.commands import Answer, colonnade, forked, here
 from tests.runs import Finished, assert_same, events, metrics, saved_steps, snapshot, tensors
 from tests.slow import first_fast
@@ -352,6 +352,19 @@ def test_data_that_end_end_the_run_instead(config: Path, tmp_path: Path) -> None
     steps = epochs * needed // 4
     answer = train(config, tmp_path / "run", *samples, f"data.epochs={epochs}", f"train.steps={steps}")
     assert answer.status == 2 and "Traceback" not in answer.err and "samples" in answer.err, answer
+
+
+def test_batches_that_an_earlier_rollback_passes_over_count_for_whether_data_last(config: Path, tmp_path: Path) -> None:
+    """Of two to the same checkpoint: three batches may be passed over where the run has three to spare."""
+    whole = [f"run.folder={tmp_path / 'run'}", "data.order=all_epochs", "data.epochs=1", "checkpoint.keep=9"]
+    there = len(open_corpus(load(config, whole)).datasets.train)
+    keys = [*whole, f"train.steps={there // 4 - 3}"]
+    assert here("train", config, *keys).status == 0
+    loaded = load(config, keys)
+    corpus, first = open_corpus(loaded), Rollback(to=4, skip=2)
+    assert _against(Rollback(to=4, skip=1), [first], loaded, corpus) == ""
+    assert _against(Rollback(to=4, skip=2), [], loaded, corpus) == ""
+    assert "Set train.steps to" in _against(Rollback(to=4, skip=2), [first], loaded, corpus)
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------
