@@ -458,6 +458,20 @@ MUTATIONS = [
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
+        "behind a changed batch size a rollback passes over batches of the old size",
+        "train/recovery.py",
+        "corpus, state.optimizer = replace(corpus, curriculum=curriculum_of(config)), optimizer_of(config)",
+        "state.optimizer = optimizer_of(config)",
+        ("tests/train/test_in_force.py",),
+    ),
+    Mutation(
+        "predictions of questions in lines know no threshold",
+        "serving/predict_spans.py",
+        "prediction = found.prediction(self.threshold)",
+        "prediction = found.prediction(0.0)",
+        ("tests/serving/test_squad.py",),
+    ),
+    Mutation(
         "biases decay too by the compiled kernel",
         "optim/adamw.py",
         "weight_decay=self._decay(each),",

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from colonnade.errors import ConfigError
+from colonnade.evaluation.answers import Answer, Answers
 from colonnade.evaluation.squad import scores_2
+from colonnade.examples.squad import Given, Question
+from colonnade.serving.predict_spans import AnsweredQuestions
 from colonnade.serving.squad import check_member, score_line
 from tests.commands import forked, here
 from tests.tasks.questions import squad, write_config, write_questions
@@ -256,3 +259,17 @@ def test_an_ensemble_answers_by_the_mean_of_its_logits(trained: Path, tmp_path: 
     assert answer.status == 0, answer
     answer = here("predict", run, data, "--with", tmp_path / "longer" / "run")
     assert answer.status == 2 and "windows of 16 tokens, another of 24" in answer.err, answer
+
+
+@pytest.mark.parametrize(("threshold", "prediction"), [(3.0, "1990"), (1.0, "")])
+def test_predictions_that_are_written_obey_the_threshold(threshold: float, prediction: str, tmp_path: Path) -> None:
+    """In lines as in the official file; odds of 1.5."""
+    question = Question(Path("dev.json"), 1, "a", "When?", "In 1990.", (Given("1990", 3),))
+    found = Answers([Answer("1990", 1.0, 0.0, 0.0)], 1.5)
+    answered = AnsweredQuestions([question], {"a": found}, threshold, may_be_none=True)
+    (record,) = answered.records()
+    assert (record["prediction"], record["null_odds"]) == (prediction, 1.5)
+    for name in ("p.jsonl", "p.json"):
+        answered.save(tmp_path / name)
+    assert json.loads((tmp_path / "p.jsonl").read_text())["prediction"] == prediction
+    assert json.loads((tmp_path / "p.json").read_text()) == {"a": prediction}

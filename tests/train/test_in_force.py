@@ -150,6 +150,12 @@ def test_a_batch_that_changes_is_a_phase_of_a_curriculum(config: Path, tmp_path:
     phases = ["curriculum.tokens=[0, 192]", "curriculum.seq_length=[16, 16]", "curriculum.global_batch_size=[4, 8]"]
     train(config, tmp_path / "phases", *phases, "train.global_batch_size=8")
     assert_same(run, tmp_path / "phases")
+    for each, keys in ((run, ()), (tmp_path / "phases", (*phases, "train.global_batch_size=8"))):
+        before = metrics(each)
+        assert here("rollback", each, "6", "--skip", "2").status == 0
+        train(config, each, *keys)
+        assert metrics(each)[6:] != before[6:]
+    assert_same_end(run, tmp_path / "phases")  # batches of the size that holds there are passed over
 
 
 @pytest.mark.slow
