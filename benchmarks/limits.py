@@ -8,7 +8,6 @@ Memory is timed by a clock on the wall, with one core and with all.
 """
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from benchmarks.peers.reference import REPLICATED, Task
 from colonnade.architecture.families import architecture_of
 from colonnade.kernels.timing import Slices, measure
 from colonnade.launch.freed_memory import keep_freed_memory
+from colonnade.launch.launch import num_cores
 from colonnade.model.precision import DTYPES
 from colonnade.train.products import LARGEST, prepare_here
 
@@ -85,11 +85,22 @@ def parts(task: Task) -> dict[str, Part]:
 
 def roofline(task: Task, limits: Mapping[str, Any]) -> dict[str, float]:
     """[s] That each of `parts` takes at least on this processor: one core, or all of them."""
-    alone = task.mode == "one" and task.threads == 1
-    rates = limits["gflops_per_core" if alone else "gflops_per_core_together"][task.dtype]
-    flops = (1 if alone else 2) * best_rate(rates) * 1e9
-    memory = limits["best_memory_gb_per_second"]["one core" if alone else "all cores"] * 1e9
+    flops = products_per_second(task, limits)
+    memory = limits["best_memory_gb_per_second"]["one core" if _is_alone(task) else "all cores"] * 1e9
     return {name: part.flops / flops + part.bytes / memory for name, part in parts(task).items()}
+
+
+def products_per_second(task: Task, limits: Mapping[str, Any]) -> float:
+    """[FLOP/s] Of the one core, or the two, that a task has, at the best rate."""
+    alone = limits["gflops_per_core"]
+    if _is_alone(task):
+        return best_rate(alone[task.dtype]) * 1e9
+    together = limits.get("gflops_per_core_together", alone)  # results that are older have none
+    return 2 * best_rate(together[task.dtype]) * 1e9
+
+
+def _is_alone(task: Task) -> bool:
+    return task.mode == "one" and task.threads == 1
 
 
 def all_rates() -> dict[str, Rates]:
@@ -102,7 +113,7 @@ def all_rates() -> dict[str, Rates]:
 def rates_together() -> dict[str, Rates]:
     """The mean of all cores while all of them multiply, each in a process of its own, in each precision."""
     command = [sys.executable, "-m", "benchmarks.limits"]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(hardware_cores())]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(num_cores())]
     every = [json.loads(process.communicate()[0]) for process in started]
     return {precision: _mean([each[precision] for each in every]) for precision in PRECISIONS}
 
@@ -117,11 +128,6 @@ def _mean(every: Sequence[Rates]) -> Rates:
         }
         for use, of_use in every[0].items()
     }
-
-
-def hardware_cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def best_rate(rates: Rates) -> float:
@@ -160,7 +166,7 @@ def best_bandwidth(cores: int | None = None, seconds: float = 1.0) -> float:
         (4, lambda: x.addcmul_(y, z, value=0.0)),
     )
     threads = torch.get_num_threads()
-    torch.set_num_threads(cores or hardware_cores())
+    torch.set_num_threads(cores or num_cores())
     try:
         return max(times * x.nbytes / _best(operator, seconds) for times, operator in tried) / 1e9
     finally:

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.limits import best_rate, roofline
+from benchmarks.limits import best_rate, products_per_second, roofline
 from benchmarks.peers.reference import Task
 
 Run = Mapping[str, Any]
@@ -141,24 +141,19 @@ def can_do(limits: Mapping[str, Any] | None) -> str:
 
 def limit_of(row: str, limits: Mapping[str, Any] | None) -> float | None:
     """[tokens/s] If all that the model needs ran at the best rate, on each core of the row."""
-    if limits is None:
-        return None
-    precision, _, layout = row.partition("-")
-    alone = limits["gflops_per_core"]
-    if layout == "one-1":
-        cores, rates = 1, alone
-    else:
-        cores, rates = 2, limits.get("gflops_per_core_together", alone)  # results that are older have none
-    return float(cores * best_rate(rates[precision]) * 1e9 / limits["flops_per_token"])
+    return None if limits is None else products_per_second(_task(row), limits) / limits["flops_per_token"]
 
 
 def least_of(row: str, limits: Mapping[str, Any] | None) -> float | None:
     """[ms] Of a step, by the roofline; None where results are older than it."""
     if limits is None or "best_memory_gb_per_second" not in limits:
         return None
+    return 1e3 * sum(roofline(_task(row), limits).values())
+
+
+def _task(row: str) -> Task:
     precision, mode, *threads = row.split("-")
-    task = Task(mode, "bf16" if precision == "bf16" else "fp32", int(threads[0]) if threads else 1)
-    return 1e3 * sum(roofline(task, limits).values())
+    return Task(mode, "bf16" if precision == "bf16" else "fp32", int(threads[0]) if threads else 1)
 
 
 def verdict(table: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:

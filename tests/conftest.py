@@ -17,6 +17,7 @@ from colonnade.data import bundle
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from tests import commands, gpus, slow, tiny
 from tests.commands import forked
+from tests.kernels.loaded import load, shared_folder
 from tests.runs import Finished
 from tests.tiny import TinyCorpus
 
@@ -51,6 +52,14 @@ def _one_thread() -> Iterator[None]:
     """Whatever a test has set: those behind it would take ten times as long."""
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled kernels are in this process, from this folder; skips where there is no compiler."""
+    folder = shared_folder(tmp_path_factory)
+    load(folder)
+    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -320,8 +320,8 @@ MUTATIONS = [
     Mutation(
         "a weight that is no number is a zero where layers read it",
         "kernels/compiled.cpp",
-        "rounded[i] = weights[i] == weights[i] ? stored<T>(weights[i]) : NONE<T>;",
-        "rounded[i] = stored<T>(weights[i]);",
+        "return x == x ? rounded : uint16_t(0x7FC0);",
+        "return rounded;",
         ("tests/optim/test_adamw.py",),
     ),
     Mutation(

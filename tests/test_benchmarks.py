@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import hardware as hardware_of_benchmarks
 from benchmarks import kernel_pairs, speed_table, train_speed
+from benchmarks import limits as limits_of_benchmarks
 from benchmarks.colonnade_step import build_step
 from benchmarks.pace import pace
 from benchmarks.paper import measured
@@ -88,6 +89,13 @@ def test_a_step_takes_its_products_and_the_bytes_of_its_update_at_least(
     flops = 6 * tokens * (384 * 50_304 + 6 * 12 * 384**2 + 6 * 256 * 384)
     seconds = flops / 120e9 / cores + WEIGHTS * bytes_each / (10e9 if cores == 1 else 15e9)
     assert speed_table.least_of(row, limits) == pytest.approx(1e3 * seconds)
+
+
+def test_rates_of_cores_together_are_their_mean() -> None:
+    """Of kernels that were not hopeless on some core."""
+    one = {"forward": {"blas": 10.0, "onednn": 20.0}, "output": {"blas": 5.0}}
+    other = {"forward": {"blas": 30.0}, "output": {"blas": 6.0}}
+    assert limits_of_benchmarks._mean([one, other]) == {"forward": {"blas": 20.0}, "output": {"blas": 5.5}}
 
 
 def test_results_that_are_older_than_the_roofline_have_none() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -13,6 +13,7 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.train_tokenizer import train_tokenizer
 from colonnade.data.wordpiece import train_wordpiece
 from colonnade.errors import DataError
+from tests import tiny
 
 from .conftest import SHARED
 
@@ -49,6 +50,18 @@ def test_the_same_text_gives_the_same_wordpiece_vocabulary() -> None:
     text = "pack my box with five dozen liquor jugs while the quick brown fox jumps over a lazy dog"
     trained = [train_wordpiece(lambda: [text], 80, min_frequency=1).get_vocab() for _ in range(6)]
     assert len(trained[0]) == 80 and all(each == trained[0] for each in trained)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_the_same_files_give_the_same_vocabulary(kind: Literal["bpe", "wordpiece"], tmp_path: Path) -> None:
+    """Of many documents, which the library counts with several threads."""
+    lines = [json.dumps({"text": text}) for text in tiny.made_up(200, seed=3)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
+    made = []
+    for name in ("one.json", "two.json", "three.json"):
+        train_tokenizer([tmp_path / "corpus.jsonl"], tmp_path / name, 400, kind=kind, min_frequency=1, progress=False)
+        made.append((tmp_path / name).read_bytes())
+    assert made[0] == made[1] == made[2]
 
 
 def test_documents_that_a_wordpiece_vocabulary_reads_twice_are_counted_once(tmp_path: Path) -> None:

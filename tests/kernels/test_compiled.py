@@ -29,7 +29,6 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.planner.live import LiveTensors
 from colonnade.planner.stand_in import StandIn
 from colonnade.tensor_parallel.cross_entropy import output_loss
-from tests.kernels.loaded import load, shared_folder
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = (BF16, FP16, FP32)
@@ -39,14 +38,6 @@ PIECES = [(1100, 70, 40), (4200, 600, 20), (10, 40, 1100)]
 """m, k, n: one thread has several pieces already: rows with one block of the other matrix or several, and columns."""
 DEEP = (33, 8705, 20)
 """m, k, n: threads share the depth."""
-
-
-@pytest.fixture
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled kernels are in this process; skips where there is no compiler."""
-    folder = shared_folder(tmp_path_factory)
-    load(folder)
-    return folder
 
 
 @pytest.fixture
@@ -437,11 +428,12 @@ def test_a_layer_of_fp32_is_multiplied_by_them_forward_and_backward(monkeypatch:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", ["blas", "compiled"])
 def test_rows_are_added_up_on_top_of_what_is_there(dtype: torch.dtype, kernel: Kernel) -> None:
-    """Of as many rows as there are: whole numbers, whose sums fp32 has and 16 bits do not."""
-    for count in (0, 1, 7, 1030):
-        rows, total = torch.arange(70.0).repeat(count, 1).to(dtype), torch.full((70,), 3.0)
-        add_rows_(total, rows, kernel)
-        assert total.tolist() == [3.0 + count * column for column in range(70)]
+    """Of as many rows and columns as there are: whole numbers, whose sums fp32 has and 16 bits do not."""
+    for count, columns in ((0, 70), (1, 70), (7, 70), (1030, 70), (1030, 1100), (3, 4200)):
+        row = torch.arange(float(columns)) % 70
+        total = torch.full((columns,), 3.0)
+        add_rows_(total, row.repeat(count, 1).to(dtype), kernel)
+        assert torch.equal(total, 3.0 + count * row)
 
 
 @pytest.mark.usefixtures("units")

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from colonnade.optim.adamw import AdamW
 from colonnade.optim.param_slice import ParamSlice, state_at
-from tests.kernels.loaded import load, shared_folder
 
 COUNT, STEPS = 1000, 6
 RATES = [1e-3, 2e-3, 3e-3, 2e-3, 1e-3, 0.0]
@@ -145,11 +144,6 @@ KINDS = [(True, 1.0, 1.0), (False, 0.5, 1.0), (True, 2.0, 3.0)]
 """decayed, factor on the rate, factor on the decay"""
 
 
-@pytest.fixture
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
-    load(shared_folder(tmp_path_factory))
-
-
 def stepped(
     cuts: list[int], dtype: torch.dtype = torch.float32, *, compiled: bool = True, narrow: torch.dtype | None = None
 ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
@@ -219,12 +213,8 @@ def test_the_compiled_kernels_means_are_exact_whatever_the_betas(beta2: float) -
 def test_slices_cut_anywhere_have_the_same_bits_by_the_compiled_kernel(threads: int) -> None:
     """As ranks cut them, with any number of threads."""
     right = stepped(WHOLE, narrow=torch.bfloat16)
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        found = stepped([1, 20, 37, 300, 301, 317, 700, 999], narrow=torch.bfloat16)
-    finally:
-        torch.set_num_threads(before)
+    found = stepped([1, 20, 37, 300, 301, 317, 700, 999], narrow=torch.bfloat16)
     assert torch.equal(found[0], right[0]) and torch.equal(found[2], right[2])
     assert all(torch.equal(found[1][name], right[1][name]) for name in right[1])
 
@@ -235,13 +225,10 @@ def test_a_large_slice_is_stepped_through_by_several_threads_with_the_same_bits(
     drawn = torch.randn(2, count, generator=torch.Generator().manual_seed(0))
 
     def updated(threads: int) -> tuple[Tensor, Tensor]:
-        before, weights, rounded = torch.get_num_threads(), drawn[0].clone(), drawn[0].bfloat16()
+        weights, rounded = drawn[0].clone(), drawn[0].bfloat16()
         torch.set_num_threads(threads)
-        try:
-            params = ParamSlice(weights, drawn[1], rule.init(weights), decayed=True, copied_to=rounded, compiled=True)
-            rule.update_([params], step=1, learning_rate=1e-2, factor=torch.ones(()))
-        finally:
-            torch.set_num_threads(before)
+        params = ParamSlice(weights, drawn[1], rule.init(weights), decayed=True, copied_to=rounded, compiled=True)
+        rule.update_([params], step=1, learning_rate=1e-2, factor=torch.ones(()))
         return weights, rounded
 
     (one, rounded), (three, rounded_by_three) = updated(1), updated(3)

@@ -12,16 +12,10 @@ from colonnade.model.precision import DTYPES
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 from tests.commands import here
-from tests.kernels.loaded import load, shared_folder
 from tests.parity.runs import CPU, SERIAL, Case, configured, microbatches
 from tests.runs import assert_same_end, metrics
 
 SIXTEEN = Products(bf16=Kernels("native", "native", "compiled"), fp16=Kernels("native", "native", "compiled"))
-
-
-@pytest.fixture
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
-    load(shared_folder(tmp_path_factory))
 
 
 @pytest.mark.usefixtures("loaded")

@@ -46,7 +46,7 @@ def _check(config: TokenizerConfig) -> None:
     config.class_of("BertTokenizer", others=OTHERS)
     config.fixed("do_basic_tokenize", True, why="text is cut into words at blanks and punctuation here")
     config.fixed("never_split", [], why="every word is cut into pieces here")
-    config.fixed("wordpieces_prefix", "##", why="what goes on with a word begins with ## here")
+    config.fixed("wordpieces_prefix", _WITHIN, why=f"what goes on with a word begins with {_WITHIN} here")
     unknown = control_tokens({**config.settings, **config.names}).get("unk_token", CONTROL[1])
     if unknown != CONTROL[1]:
         config.refuse(f"unk_token = {shown(unknown)}, and what is no word is {CONTROL[1]} here")

@@ -16,12 +16,13 @@ def param_slices(
     buckets list them. Where `products` have weight gradients compiled, so is what an optimizer does with them: the
     same numbers in a run that goes on.
     """
+    products = products or usual()
     found, first = [], 0
     for bucket, state in zip(buckets, states, strict=True):
         if bucket.is_frozen:
             continue
-        kernels = (products or usual()).of(bucket.parameters)
-        found += list(_slices_of_bucket(bucket, state, tp, first, compiled=kernels.weight_gradient == "compiled"))
+        is_compiled = products.of(bucket.parameters).weight_gradient == "compiled"
+        found += list(_slices_of_bucket(bucket, state, tp, first, compiled=is_compiled))
         first += len(bucket.ranges)
     return found
 

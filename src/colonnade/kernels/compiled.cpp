@@ -155,7 +155,8 @@ inline Number<T> stored(float x) {
     return at::Half(x).x;
   } else {
     const auto bits = std::bit_cast<uint32_t>(x);  // to the nearest, to even between two
-    return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+    const auto rounded = static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+    return x == x ? rounded : uint16_t(0x7FC0);  // some NaNs would carry over into a zero
   }
 }
 
@@ -898,10 +899,6 @@ struct Step {
         epsilon(epsilon) {}
 };
 
-// A NaN in 16 bits: of some, `stored` would carry over and make a zero.
-template <typename T>
-constexpr Number<T> NONE = std::is_same_v<T, at::Half> ? 0x7E00 : 0x7FC0;
-
 template <typename T>
 void adamw(float* weights, const float* gradients, float* mean, float* square, Number<T>* rounded, int64_t size,
            const Step& by) {
@@ -917,7 +914,7 @@ void adamw(float* weights, const float* gradients, float* mean, float* square, N
       }
       if (rounded == nullptr) continue;
 #pragma omp simd
-      for (int64_t i = first; i < last; ++i) rounded[i] = weights[i] == weights[i] ? stored<T>(weights[i]) : NONE<T>;
+      for (int64_t i = first; i < last; ++i) rounded[i] = stored<T>(weights[i]);
     }
   });
 }

@@ -86,6 +86,7 @@ class AdamW:
         copy_to_layers(slices)
 
     def _update_by_compiled_(self, slices: list[ParamSlice], step: int, learning_rate: float, factor: Tensor) -> None:
+        scale = float(factor)
         for each in slices:
             compiled.adamw_(
                 each.weights,
@@ -93,7 +94,7 @@ class AdamW:
                 each.state["exp_avg"],
                 each.state["exp_avg_sq"],
                 each.copied_to,
-                factor=float(factor),
+                factor=scale,
                 learning_rate=learning_rate * each.learning_rate,
                 betas=(self.beta1, self.beta2),
                 epsilon=self.epsilon,
