@@ -41,3 +41,13 @@ def test_a_kernel_is_tried(run: Any, said: str, monkeypatch: pytest.MonkeyPatch)
 def test_on_a_cpu_there_are_none() -> None:
     assert gpu_kernels.lacking() == "there is no CUDA device" and not gpu_kernels.takes(CPU)
     assert not gpu_kernels.takes(torch.device("cuda")), "what says that it is there and is not"
+
+
+def test_all_ranks_do_without_where_one_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_kernels, "lacking", lambda: "")
+    on_gpu = torch.device("cuda")
+    assert gpu_kernels.takes(on_gpu)
+    gpu_kernels.agree(["", "there is no Triton"])
+    assert not gpu_kernels.takes(on_gpu)
+    gpu_kernels.agree([""])
+    assert gpu_kernels.takes(on_gpu) and not gpu_kernels.takes(CPU)

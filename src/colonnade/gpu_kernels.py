@@ -6,6 +6,7 @@ C compiler, Python's headers and a folder to write to: whether all is there is t
 
 import importlib
 import importlib.util
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -39,6 +40,18 @@ def kernels() -> Any:
     return importlib.import_module("colonnade.triton_kernels")
 
 
+_left_alone: set[str] = set()
+"""Why this process does without kernels that it could have."""
+
+
+def agree(by_all: Collection[str]) -> None:
+    """Do without where another rank of a run does, of which these are all the reasons: sums differ in their last bits
+    from those of torch's operators, and copies of a weight that several ranks have may not.
+    """
+    _left_alone.clear()
+    _left_alone.update(why for why in by_all if why)
+
+
 def takes(device: torch.device) -> bool:
     """Whether what lies there is a matter of these kernels. What merely says that it is on CUDA is not."""
-    return device.type == "cuda" and lacking() == ""
+    return device.type == "cuda" and not _left_alone and lacking() == ""

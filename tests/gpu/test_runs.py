@@ -107,11 +107,18 @@ def test_more_ranks_than_gpus(config: Path, tmp_path: Path) -> None:
     assert answer.status == 2 and "each rank needs a GPU of its own" in answer.err, answer
 
 
+def test_a_state_that_no_gpu_can_hold_is_refused_at_once(config: Path, tmp_path: Path) -> None:
+    large = ("model.hidden_size=16384", "model.num_layers=64")
+    answer = command("train", config, CUDA, f"run.folder={tmp_path / 'large'}", *large, timeout=60.0)
+    assert answer.status == 2 and "Traceback" not in answer.err, answer
+    assert "for parameters, gradients and optimizer alone, and the GPU has" in answer.err, answer
+
+
 def test_memory_that_is_refused(config: Path, tmp_path: Path) -> None:
-    answer = command(
-        "train", config, CUDA, f"run.folder={tmp_path / 'large'}", "model.hidden_size=16384", "model.num_layers=64"
-    )
-    assert answer.status != 0 and "Traceback" not in answer.err and "GPU" in answer.err, answer
+    large = ("model.hidden_size=1024", "train.global_batch_size=200000", "train.micro_batch_size=200000")
+    answer = command("train", config, CUDA, f"run.folder={tmp_path / 'large'}", *large)
+    assert answer.status != 0 and "Traceback" not in answer.err, answer
+    assert "has run out of memory" in answer.err and "GPU" in answer.err, answer
 
 
 def test_it_writes_and_measures(config: Path, corpus: TinyCorpus, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.indexed import TokenFile
 from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import ConfigError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.planner import banner as banners
 from colonnade.planner.banner import banner
 from colonnade.planner.comparison import Watcher
-from colonnade.planner.memory import rank_memory
+from colonnade.planner.memory import Memory, rank_memory
 from colonnade.planner.memory_limit import within_memory
-from colonnade.train import machine
+from colonnade.train import loop, machine
 from colonnade.train.corpus import open_corpus
 from colonnade.train.loop import Banner
 from colonnade.train.machine import free_memory
@@ -212,6 +214,19 @@ def test_ranks_that_fit_one_by_one_take_more_than_there_is(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     found = re.search(r"2 ranks here will take (\d+) kB by prediction, more than is free: lower", told(config).text)
     assert found is not None and 400 < int(found[1]) <= 800
+
+
+def test_a_state_that_no_gpu_can_hold(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """It is refused behind the banner; not so on CPUs, nor for what may be freed or is a prediction."""
+    memory = Memory(parameters=2 * 10**9, gradients=4 * 10**9, optimizer=12 * 10**9, buffers=10**12, activations=10**12)
+    assert banners._impossible(memory, (0, 18 * 10**9)) == ""
+    assert banners._impossible(memory, (18 * 10**9, 18 * 10**9 - 1)) == (
+        "a rank needs 18.0 GB for parameters, gradients and optimizer alone, and the GPU has 18.0 GB: use "
+        "parallel.zero with more parallel.dp, parallel.offload, or more parallel.tp or pp"
+    )
+    assert banners._impossible(replace(memory, optimizer=0, host=10**12), (0, 7 * 10**9)) == ""
+    with pytest.raises(ConfigError, match="a rank needs"):
+        loop.main(tiny.config(corpus, tmp_path), banner=lambda *_: Banner("", {}, "a rank needs more"))
 
 
 @pytest.mark.parametrize("own", ["batch/job", "batch/job/step/task"])

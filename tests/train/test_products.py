@@ -382,7 +382,7 @@ def test_kernels_that_cannot_be_had_on_a_gpu_are_told(
     monkeypatch.setattr(gpu_kernels, "lacking", lambda: "there is no Triton")
     bf16 = tiny.config(corpus, tmp_path, "train.precision=bf16")
     assert settle(bf16, 275, Mesh().world, torch.device("cuda")).notes == (
-        "on 1 rank there is no Triton: dropout masks are drawn by several kernels each",
+        "on 1 rank there is no Triton: masks and norms take several kernels each, on all ranks",
     )
     assert settle(bf16.model_copy(), 275, Mesh().world, torch.device("cpu")).notes == ()
 

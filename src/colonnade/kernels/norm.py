@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from colonnade.kernels.products import gradient_of
+from colonnade.kernels import gpu
+from colonnade.kernels.products import gradient_of, in_type
 from colonnade.mesh.autograd import apply
 
 
@@ -23,6 +24,10 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> T
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+        if x.is_cuda:
+            y, scale = torch.ops.aten._fused_rms_norm(x, weight.shape, _beside(weight, x), epsilon)
+            ctx.save_for_backward(x, weight, scale)
+            return in_type(y, dtype)
         wide = _exact(x)
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
         ctx.save_for_backward(x, weight, scale)
@@ -31,13 +36,18 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
+        if gpu.differentiates(x):
+            dx, of_weight, _ = gpu.norm_backward(in_type(grad, x.dtype), x, weight, None, scale)
+            if weight.requires_grad:
+                gradient_of(weight).add_(of_weight)
+            return dx, None, None, None
         normed, g = _exact(x) * scale, _exact(grad)
         rows = tuple(range(x.ndim - 1))
         if weight.requires_grad:
             gradient_of(weight).add_((g * normed).sum(rows))
         g = g * _exact(weight)
         dx = g.sub_(normed.mul_((g * normed).mean(-1, keepdim=True))).mul_(scale)
-        return dx.to(x.dtype), None, None, None
+        return in_type(dx, x.dtype), None, None, None
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, dtype: torch.dtype) -> Tensor:
@@ -52,13 +62,13 @@ class _LayerNorm(torch.autograd.Function):
         operands = x, weight.shape, _beside(weight, x), None if bias is None else _beside(bias, x), epsilon
         y, mean, deviation = torch.native_layer_norm(*operands)
         ctx.save_for_backward(x, weight, bias, mean, deviation)
-        return y.to(dtype)
+        return in_type(y, dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, deviation = ctx.saved_tensors
         if x.is_cuda and x.dtype.itemsize == 2:
-            return _backward_of_16_bits(grad.to(x.dtype), *ctx.saved_tensors), None, None, None, None
+            return _backward_of_16_bits(in_type(grad, x.dtype), *ctx.saved_tensors), None, None, None, None
         # in fp32, inputs too: beside 16-bit inputs the kernels know weight gradients to 16 bits only
         wide_bias = None if bias is None else _exact(bias)
         wide = _exact(grad), _exact(x), weight.shape, _exact(mean), _exact(deviation), _exact(weight), wide_bias
@@ -68,13 +78,21 @@ class _LayerNorm(torch.autograd.Function):
             gradient_of(weight).add_(dw)
         if trained[1]:
             gradient_of(bias).add_(db)
-        return dx.to(x.dtype), None, None, None, None
+        return in_type(dx, x.dtype), None, None, None, None
 
 
 def _backward_of_16_bits(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor, deviation: Tensor
 ) -> Tensor:
-    """dx by CUDA's kernel, which computes in fp32 inside; weight gradients in fp32 apart, with one fp32 copy of x."""
+    """By a kernel of our own where it is there. Else dx is by CUDA's, which computes in fp32 inside, and weight
+    gradients are computed in fp32 apart, with one fp32 copy of x.
+    """
+    if gpu.differentiates(x):
+        found, *gradients = gpu.norm_backward(grad, x, weight, mean, deviation)
+        for parameter, gradient in zip((weight, bias), gradients, strict=True):
+            if parameter is not None and parameter.requires_grad:
+                gradient_of(parameter).add_(gradient)
+        return found
     narrow_bias = None if bias is None else bias.to(x.dtype)
     operands = grad, x, weight.shape, mean, deviation, weight.to(x.dtype), narrow_bias
     dx: Tensor = torch.ops.aten.native_layer_norm_backward(*operands, [True, False, False])[0]
@@ -88,7 +106,7 @@ def _backward_of_16_bits(
 
 def _exact(x: Tensor) -> Tensor:
     """`x` in fp32, or in fp64."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype.itemsize > 2 else x.float()
 
 
 def _beside(weight: Tensor, x: Tensor) -> Tensor:
@@ -96,4 +114,4 @@ def _beside(weight: Tensor, x: Tensor) -> Tensor:
 
     On CUDA that is x's own: it computes in fp32 inside. On CPUs it is fp32, or mean and deviation would be rounded.
     """
-    return weight.to(x.dtype) if x.is_cuda else _exact(weight)
+    return in_type(weight, x.dtype) if x.is_cuda else _exact(weight)

@@ -13,8 +13,7 @@ never a product that was rounded to 16 bits.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +25,25 @@ from colonnade.mesh.autograd import apply
 from colonnade.mesh.collectives import Entrance
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.transport import Pending
+
+ALL = slice(None)
+"""Of the rows of a weight."""
+_AS_BEFORE = nullcontext()
+
+
+def in_type(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x.to(dtype)`, without a call of torch where it has that type: that takes longer than to look."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def rows_of(x: Tensor, rows: slice) -> Tensor:
+    """`x[rows]`, likewise."""
+    return x if rows == ALL else x[rows]
+
+
+def flat(x: Tensor) -> Tensor:
+    """[..., i] -> [t, i]"""
+    return x.reshape(-1, x.shape[-1])
 
 
 def widen(x: Tensor, kernel: Kernel) -> Tensor:
@@ -42,15 +60,16 @@ def gradient_of(parameter: Tensor) -> Tensor:
     return parameter.grad
 
 
-@contextmanager
-def computed_by(kernel: Kernel) -> Iterator[None]:
+def computed_by(kernel: Kernel) -> AbstractContextManager[None]:
     """Within, fp32 products on the CPU go to oneDNN if that is the kernel, else where they went before.
 
     torch's setting is global, so it is put back. Both together take 3 µs, of products that take hundreds.
     """
-    if kernel != "onednn":
-        yield
-        return
+    return _by_onednn() if kernel == "onednn" else _AS_BEFORE
+
+
+@contextmanager
+def _by_onednn() -> Iterator[None]:
     products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before, products.fp32_precision = products.fp32_precision, "bf16"
     try:
@@ -104,7 +123,7 @@ def input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor], kernel: K
 def add_product_(total: Tensor, a: Tensor, b: Tensor, kernel: Kernel = "blas") -> None:
     """total += aᵀ b, summed in the type of `total` and never rounded to 16 bits: a [k, m], b [k, n], total [m, n]."""
     if kernel == "compiled" or (b.dtype.itemsize == 2 and b.is_cuda):
-        fp32_product_(total, a.to(b.dtype).t(), b, add=True)  # what was widened from 16 bits has them still
+        fp32_product_(total, in_type(a, b.dtype).t(), b, add=True)  # what was widened from 16 bits has them still
         return
     with computed_by(kernel):
         total.addmm_(exact(a).t(), exact(b))
@@ -112,8 +131,9 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor, kernel: Kernel = "blas") -
 
 def add_rows_(total: Tensor, rows: Tensor, kernel: Kernel = "blas") -> None:
     """total += the sum of rows, in the type of `total`: rows [t, n], total [n]."""
-    if kernel == "compiled" and rows.dtype.itemsize == 2:
-        fp32_product_(total[None], rows.new_ones(1, len(rows)), rows, add=True)  # torch's sum makes an fp32 copy first
+    if rows.dtype.itemsize == 2 and (kernel == "compiled" or rows.is_cuda):
+        # torch's sum makes an fp32 copy first on CPUs, and is slower on an H200
+        fp32_product_(total[None], rows.new_ones(1, len(rows)), rows, add=True)
     else:
         total.add_(rows.sum(0, dtype=total.dtype))
 
@@ -178,8 +198,7 @@ def _as_it_is(x: Tensor) -> tuple[Tensor, Pending]:
     return x, Pending(None)
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(NamedTuple):
     """What a linear layer keeps of its input until the weight gradient is computed."""
 
     kept: Tensor
@@ -194,15 +213,15 @@ class Operand(NamedTuple):
     """[o, i]"""
     bias: Tensor | None = None
     """[o]"""
-    rows: slice = slice(None)
+    rows: slice = ALL
 
     @property
     def used(self) -> Tensor:
-        return self.weight[self.rows]
+        return rows_of(self.weight, self.rows)
 
     def product(self, x: Tensor, kernel: Kernel) -> Tensor:
         """x [t, i], as it is multiplied -> [t, rows]"""
-        bias = None if self.bias is None else self.bias[self.rows].to(x.dtype)
+        bias = None if self.bias is None else in_type(rows_of(self.bias, self.rows), x.dtype)
         if kernel == "compiled":
             y = torch.empty(len(x), len(self.used), dtype=torch.float32, device=x.device)
             if bias is not None:
@@ -214,9 +233,9 @@ class Operand(NamedTuple):
         """Of the gradient of the product, [t, rows], and the layer's input, [.., i] (None: the weight is frozen)."""
         if self.weight.requires_grad:
             assert x is not None, "a weight gradient is made of the input"
-            add_product_(gradient_of(self.weight)[self.rows], grad, x.reshape(-1, x.shape[-1]), kernel)
+            add_product_(rows_of(gradient_of(self.weight), self.rows), grad, flat(x), kernel)
         if self.bias is not None and self.bias.requires_grad:
-            add_rows_(gradient_of(self.bias)[self.rows], grad, kernel)
+            add_rows_(rows_of(gradient_of(self.bias), self.rows), grad, kernel)
 
     @property
     def is_trained(self) -> bool:
@@ -224,40 +243,46 @@ class Operand(NamedTuple):
         return self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
 
 
+class _How(NamedTuple):
+    """What a linear layer is computed with, beside tensors."""
+
+    rows: Sequence[slice]
+    """Of each weight."""
+    later: WeightGradients
+    entrance: Entrance
+    products: Products
+
+    def operands(self, pairs: Sequence[Tensor | None]) -> list[Operand]:
+        """Of the weights and biases in turns."""
+        weights, biases = pairs[::2], pairs[1::2]
+        return [Operand(w, b, r) for w, b, r in zip(weights, biases, self.rows, strict=True) if w is not None]
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        later: WeightGradients,
-        kept: Tensor,
-        start: Start,
-        entrance: Entrance,
-        products: Products,
-        rows: Any,
-        *pairs: Any,
-    ) -> tuple[Tensor, ...]:
-        operands = _operands(pairs, rows)
+    def forward(ctx: Any, x: Tensor, keep: Input, how: _How, *pairs: Tensor | None) -> tuple[Tensor, ...]:
+        operands = how.operands(pairs)
         reads = any(operand.weight.requires_grad for operand in operands)  # backward reads the input
-        ctx.save_for_backward(kept if reads else None, *pairs)
-        x, ctx.entrance = entrance.enter(x)
-        ctx.later, ctx.start, ctx.rows, ctx.products = later, start, rows, products
-        kernel = products.of(x).forward
-        wide = widen(x.reshape(-1, x.shape[-1]), kernel)
+        ctx.save_for_backward(keep.kept if reads else None, *pairs)
+        x, ctx.entrance = how.entrance.enter(x)
+        ctx.start, ctx.how = keep.start, how
+        kernel, shape = how.products.of(x).forward, x.shape[:-1]
+        wide = widen(flat(x), kernel)
         with computed_by(kernel):
             found = [operand.product(wide, kernel) for operand in operands]
-        return tuple(y.to(x.dtype).view(*x.shape[:-1], -1) for y in found)
+        return tuple([in_type(y, x.dtype).view(*shape, -1) for y in found])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kept, *pairs = ctx.saved_tensors
-        operands, start, kernels = _operands(pairs, ctx.rows), ctx.start, ctx.products.of(grads[0])
-        wide = [widen(grad.reshape(-1, grad.shape[-1]), kernels.input_gradient) for grad in grads]
-        coming = None if kept is None or ctx.later.is_deferred else start(kept)  # behind the product of dx
+        how, start = ctx.how, ctx.start
+        operands, kernels, shape = how.operands(pairs), how.products.of(grads[0]), grads[0].shape[:-1]
+        wide = [widen(flat(grad), kernels.input_gradient) for grad in grads]
+        coming = None if kept is None or how.later.is_deferred else start(kept)  # behind the product of dx
         dx, arriving = None, Pending(None)
         if ctx.needs_input_grad[0]:
             dx = input_gradient(wide, [operand.used for operand in operands], kernels.input_gradient)
-            dx, arriving = ctx.entrance.start_back(dx.to(grads[0].dtype).view(*grads[0].shape[:-1], -1))
+            dx, arriving = ctx.entrance.start_back(in_type(dx, grads[0].dtype).view(*shape, -1))
 
         def add_gradients() -> None:
             x = None
@@ -268,14 +293,9 @@ class _Linear(torch.autograd.Function):
                 operand.add_gradients(grad, x, kernels.weight_gradient)
 
         if any(operand.is_trained for operand in operands):
-            ctx.later.add(add_gradients)  # while dx is on its way
+            how.later.add(add_gradients)  # while dx is on its way
         arriving.wait()
-        return dx, None, None, None, None, None, None, *(None for _ in pairs)
-
-
-def _operands(pairs: Sequence[Tensor | None], rows: Sequence[slice]) -> list[Operand]:
-    weights, biases = pairs[::2], pairs[1::2]
-    return [Operand(w, b, r) for w, b, r in zip(weights, biases, rows, strict=True) if w is not None]
+        return dx, None, None, *[None] * len(pairs)
 
 
 def linears(
@@ -298,7 +318,7 @@ def linears(
     later, entrance = weight_gradients or WeightGradients(), entrance or Entrance(Axis("tp"), cut=False)
     pairs = [tensor for operand in operands for tensor in operand[:2]]
     rows = [operand.rows for operand in operands]
-    found: Any = apply(_Linear, x, later, keep.kept, keep.start, entrance, products or usual(), rows, *pairs)
+    found: Any = apply(_Linear, x, keep, _How(rows, later, entrance, products or usual()), *pairs)
     return tuple(found)
 
 
@@ -327,7 +347,7 @@ class _AddBias(torch.autograd.Function):
         (bias,) = ctx.saved_tensors
         if bias.requires_grad:
             kernel = ctx.products.of(grad).weight_gradient
-            add_rows_(gradient_of(bias), grad.reshape(-1, grad.shape[-1]), kernel)
+            add_rows_(gradient_of(bias), flat(grad), kernel)
         return grad, None, None
 
 

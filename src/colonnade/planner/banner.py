@@ -69,7 +69,8 @@ def banner(
         "memory_free": None if free is None else free[0],
         "notes": notes,
     }
-    return Banner("\n".join([*lines, *(f"  {'note':<{_INDENT}}{note}." for note in notes)]), fields)
+    text = "\n".join([*lines, *(f"  {'note':<{_INDENT}}{note}." for note in notes)])
+    return Banner(text, fields, "" if device.type != "cuda" or free is None else _impossible(memory, free))
 
 
 def transport(mesh: Mesh, device: torch.device) -> str:
@@ -168,6 +169,16 @@ def _too_much(memory: Memory, free: Free | None, ranks_here: int) -> Iterator[st
             f"{counted(ranks_here, 'rank')} here will take {amount(wanted * ranks_here)} by prediction, more than is "
             "free: lower train.micro_batch_size, or use parallel.recompute, parallel.zero or more parallel.tp or pp"
         )
+
+
+def _impossible(memory: Memory, free: Free) -> str:
+    """Where what lives from step to step, and is known to the byte, is more than a GPU has. (A CPU may swap.)"""
+    if memory.state <= free[1]:
+        return ""
+    return (
+        f"a rank needs {amount(memory.state)} for parameters, gradients and optimizer alone, and the GPU has "
+        f"{amount(free[1])}: use parallel.zero with more parallel.dp, parallel.offload, or more parallel.tp or pp"
+    )
 
 
 def _largest(own: Memory, mesh: Mesh) -> Memory:

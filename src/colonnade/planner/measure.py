@@ -37,7 +37,7 @@ def measured(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig, v
     decoder = {"num_decoder_layers": 1} if model.decoder_layers else {}
     one = model.model_copy(update={"num_layers": 1, **decoder})
     small = TASKS[model.kind_and_head].build(one, vocab_size, parallel_of(parallel, tp), None)
-    initialize_(small, tp, train.seed)
+    initialize_(small, tp, train.seed, device)
     small = small.to(device=device, dtype=DTYPES[train.precision])
     inputs = example_inputs(model, train, vocab_size, device)
     each = {unit.kind: _seconds(small, unit, inputs, device) for unit in small.architecture.units}

@@ -51,9 +51,14 @@ class Memory:
     """In CPU memory, with parallel.offload: what would be in `optimizer`, and gradients brought to it."""
 
     @property
+    def state(self) -> int:
+        """What lives from step to step, without `host`."""
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
     def total(self) -> int:
         """All of it but `host`, as if every peak came at one moment."""
-        return self.parameters + self.gradients + self.optimizer + self.buffers + self.activations + self.operators
+        return self.state + self.buffers + self.activations + self.operators
 
 
 def rank_memory(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.errors import LayoutError
-from colonnade.kernels.products import Input, Operand, add_bias, linear, linears
+from colonnade.kernels.products import ALL, Input, Operand, add_bias, linear, linears
 from colonnade.mesh.mesh import Axis
 from colonnade.tensor_parallel.adapter import Adapted
 from colonnade.tensor_parallel.parallel import Parallel
@@ -43,7 +43,7 @@ class ColumnParallelLinear(Adapted):
         self.sharded = {} if shared else {"weight": 0, "bias": 0}
         self.partial = ("weight", "bias") if shared else ()
         mine = out_size if shared else shard_size(out_size, tp, "the layer's output size")
-        self.rows = slice(None)
+        self.rows = ALL
         if groups is not None and shared:
             each, group = out_size // groups, tp.rank * groups // tp.size
             self.rows = slice(group * each, (group + 1) * each)

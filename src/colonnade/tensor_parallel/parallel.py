@@ -21,6 +21,7 @@ whoever reduces gradients has to add these up. Where it is whole, they are equal
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 from torch.nn.functional import pad
@@ -64,7 +65,7 @@ class Parallel:
         """Of the stream, what every rank of a cut layer reads: [s/tp, b, h] or [s, b, h] -> [s, b, h]."""
         return gather_sequence(x, self.tp) if self.sequence_parallel else copy_to(x, self.tp)
 
-    @property
+    @cached_property
     def entrance(self) -> Entrance:
         """`enter`, for a layer that computes while the gradient of what entered is on its way back."""
         return Entrance(self.tp, self.sequence_parallel)

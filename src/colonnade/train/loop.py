@@ -21,7 +21,7 @@ from colonnade.architecture.parts import trained_architecture
 from colonnade.checkpoint.names import folder_name
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
-from colonnade.errors import CopiesError
+from colonnade.errors import ConfigError, CopiesError
 from colonnade.launch import launch
 from colonnade.launch.agreement import on_all_ranks, settings
 from colonnade.launch.join import joined
@@ -63,6 +63,13 @@ class Banner:
     text: str
     fields: dict[str, Any]
     """For events.jsonl: sizes in bytes."""
+    impossible: str = ""
+    """Why this rank cannot have what it needs, whatever else is freed; "" where it may."""
+
+    def check(self) -> None:
+        """A ConfigError where it is impossible."""
+        if self.impossible:
+            raise ConfigError(self.impossible)
 
 
 @dataclass(frozen=True)
@@ -127,10 +134,10 @@ def main(
             summary = banner(course.now, mesh, device, corpus, decision, course.whole)
             monitor.say(summary.text)
             if dry_run:
-                weights = f", from the weights of {origin.path}" if drawn and origin is not None else ""
-                begins_so = f"{beginning_of(config, corpus, course.now)}{weights}."
+                begins_so = f"{beginning_of(config, corpus, course.now)}{_from_weights(origin if drawn else None)}."
                 monitor.say("\n".join([f"Nothing was trained or saved. The run would {begins_so}", *course.refused]))
                 return
+            on_all_ranks(summary.check, mesh.world)
             state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)
             if has_base and origin is not None:
                 state.base = init_from.based_on(origin, state, mesh.world)
@@ -143,6 +150,10 @@ def main(
             monitor.event("setup", **summary.fields)
             timed = Profile(profile, state.step, config, mesh, device, monitor)
             _to_its_end(config, mesh, device, corpus, monitor, state, timed, copies, decision.metadata())
+
+
+def _from_weights(origin: init_from.Origin | None) -> str:
+    return "" if origin is None else f", from the weights of {origin.path}"
 
 
 def _to_its_end(

@@ -348,12 +348,14 @@ def _without_effect(products: str, device: torch.device, precision: str) -> tupl
 
 
 def _without_kernels(device: torch.device, world: Axis) -> Iterator[str]:
-    """Why ranks do without kernels of this program's own; every rank calls this. The bits are the same."""
+    """Why ranks do without kernels of this program's own, all of them if one has to; every rank calls this."""
     if device.type != "cuda":
         return
-    for why, count in Counter(gather_texts(gpu_kernels.lacking(), world)).items():
+    found = Counter(gather_texts(gpu_kernels.lacking(), world))
+    gpu_kernels.agree(found)
+    for why, count in found.items():
         if why:
-            yield f"on {counted(count, 'rank')} {why}: dropout masks are drawn by several kernels each"
+            yield f"on {counted(count, 'rank')} {why}: masks and norms take several kernels each, on all ranks"
 
 
 def served_by(

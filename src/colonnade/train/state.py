@@ -133,7 +133,7 @@ def build_state(
     layers = parallel_of(parallel, mesh.tp, products)
     model = build_model(config.model, vocab_size, layers, dtype=dtype, units=names, architecture=architecture)
     if draw:
-        initialize_(model, mesh.tp, config.train.seed)
+        initialize_(model, mesh.tp, config.train.seed, device)
     else:
         _clear_(model)
     buckets = flatten(model.placements(), mesh.reduce, storage_of(config.train, parallel, device))
