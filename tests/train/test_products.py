@@ -387,6 +387,21 @@ def test_kernels_that_cannot_be_had_on_a_gpu_are_told(
     assert settle(bf16.model_copy(), 275, Mesh().world, torch.device("cpu")).notes == ()
 
 
+@pytest.mark.parametrize("lacks", [True, False])
+def test_all_ranks_do_without_the_kernels_that_one_has_not(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: bool
+) -> None:
+    config = tiny.config(corpus, tmp_path, "train.precision=bf16", "parallel.tp=2")
+
+    def decided(rank: int, num_ranks: int) -> tuple[tuple[str, ...], bool]:
+        monkeypatch.setattr(gpu_kernels, "lacking", lambda: "there is no Triton" if lacks and rank == 1 else "")
+        notes = settle(config, 275, build_mesh(Layout(tp=2), rank).world, torch.device("cuda")).notes
+        return notes, gpu_kernels.takes(torch.device("cuda"))
+
+    notes = ("on 1 rank there is no Triton: masks and norms take several kernels each, on all ranks",) if lacks else ()
+    assert run_on_ranks(decided, 2) == [(notes, not lacks)] * 2
+
+
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
