@@ -6388,6 +6388,20 @@ MUTATIONS = [
         "",
         ("tests/planner/test_banner.py",),
     ),
+    Mutation(
+        "another version of the compiled kernels is not told",
+        "train/products.py",
+        "            notes = *ranks.notes, *_other_version(before, kernels)\n",
+        "            notes = ranks.notes\n",
+        ("tests/train/test_products.py",),
+    ),
+    Mutation(
+        "a checkpoint does not say by which compiled kernels",
+        "train/products.py",
+        'compiled.version() if _has_compiled(self.kernels) else ""',
+        '""',
+        ("tests/train/test_products.py",),
+    ),
 ]
 
 

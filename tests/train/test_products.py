@@ -569,12 +569,18 @@ def test_a_faulty_checkpoint_is_the_business_of_who_resumes(
     assert (settled(config).how, settled(config).notes) == ("usual", ())
 
 
-def going_on(finished: Finished, run: Path, **changed: Kernel) -> tuple[Config, ProductMetadata]:
-    """A run that may go on, and what its checkpoint says: as if some uses had other kernels."""
+def going_on(
+    finished: Finished, run: Path, version: str | None = None, **changed: Kernel
+) -> tuple[Config, ProductMetadata]:
+    """A run that may go on, and what its checkpoint says: as if some uses had other kernels, the compiled ones of some
+    version (None: of this one).
+    """
     shutil.copytree(finished.folder, run)
     path = run / "checkpoints/step_00000006" / MANIFEST
     manifest = read_manifest(path.parent)
     written = manifest.metadata["products"]
+    assert written["compiled"] == "", "it had none"
+    written["compiled"] = compiled.version() if version is None else version
     metadata = {**written, "kernels": {**written["kernels"], **changed}}
     path.write_text(to_json(replace(manifest, metadata={**manifest.metadata, "products": metadata})))
     return load(finished.config, [f"run.folder={run}"]), ProductMetadata.model_validate(metadata)
@@ -595,6 +601,30 @@ def test_a_run_that_goes_on_without_its_compiler_chooses_again_and_says_so(
     assert served(before, "fp32") == usual()
     monkeypatch.setattr(compiled, "prepare", lambda folder, processor: "")
     assert served(before, "fp32").fp32.output == "compiled"
+
+
+@pytest.mark.parametrize("how", ["kept", "set"])
+@pytest.mark.parametrize(("version", "said"), [(None, False), ("0123", True), ("", True)])
+def test_another_version_of_the_compiled_kernels_is_said(
+    finished: Finished, tmp_path: Path, version: str | None, said: bool, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their sums may have other bits. Older checkpoints do not say which they were."""
+    monkeypatch.setattr(compiled, "prepare", lambda folder, processor: "")
+    monkeypatch.setattr(products, "by_hand", lambda name, *_: Kernels(output=name))
+    given, before = going_on(finished, tmp_path / "run", version, output="compiled")
+    if how == "set":
+        given = replace_products(given, "compiled")
+    found = settled(given)
+    note = "the checkpoint was computed by another version of the compiled kernels: numbers may differ in rounding"
+    assert found.how == how and [text.startswith(note) for text in found.notes] == [True] * said
+    metadata = found.metadata()
+    assert metadata is not None and metadata["compiled"] == compiled.version() != before.compiled * said
+    if how == "set":
+        assert settled(replace_products(given, "blas")).notes == (), "there are none now"
+
+
+def replace_products(config: Config, value: str) -> Config:
+    return config.model_copy(update={"train": config.train.model_copy(update={"products": value})})
 
 
 def test_a_kept_decision_without_compiled_kernels_compiles_nothing(

@@ -61,6 +61,8 @@ class ProductMetadata(BaseModel):
     processor: str
     torch: str
     how: str
+    compiled: str = ""
+    """Which version of the compiled kernels, where there were any. Was not written at first."""
 
 
 class WatchMetadata(BaseModel):

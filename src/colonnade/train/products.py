@@ -47,6 +47,8 @@ LARGEST = Slices(tokens=256, inputs=1024, outputs=1024, rows=8128, width=512, he
 """Of what is timed: whatever the model, it takes about a second. Logits of so many rows leave a core's own caches, as a
 model's do, and their distance is no multiple of a page, as a vocabulary's hardly is."""
 
+_FROM_HERE = "numbers may differ in rounding from here on"
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -79,6 +81,7 @@ class Decision:
             "processor": _joined(self.processors),
             "torch": torch.__version__,
             "how": self.how,
+            "compiled": compiled.version() if _has_compiled(self.kernels) else "",
         }
 
     def event(self) -> dict[str, Any] | None:
@@ -123,16 +126,17 @@ def settle(config: Config, vocab_size: int, world: Axis, device: torch.device) -
     if device.type == "cuda" or train.precision == "fp64":
         notes = *_without_effect(train.products, device, train.precision), *_without_kernels(device, world)
         return Decision(train.precision, None, notes=notes)
-    ranks = _ranks(train.precision, world)
+    ranks, before = _ranks(train.precision, world), _before(config, world)
     if train.products != "auto":
         lacking = _prepare(world, ranks) if train.products == "compiled" else ""
         by_all = on_all_ranks(lambda: by_hand(train.products, train.precision, lacking), world)
-        return Decision(train.precision, by_all, "set", ranks.processors, notes=ranks.notes)
-    before = _before(config, world)
+        notes = *ranks.notes, *_other_version(before, by_all)
+        return Decision(train.precision, by_all, "set", ranks.processors, notes=notes)
     if before.metadata is not None and _same_place(before.metadata, ranks.processors, train.precision):
         kernels = Kernels(**before.metadata.kernels)
         if not _has_compiled(kernels) or not _prepare(world, ranks):
-            return Decision(train.precision, kernels, "kept", ranks.processors, notes=ranks.notes)
+            notes = *ranks.notes, *_other_version(before, kernels)
+            return Decision(train.precision, kernels, "kept", ranks.processors, notes=notes)
     sizes = slices_of(config, vocab_size, config.parallel.tp)
     lacking = "" if sizes is None else _prepare(world, ranks)
     fresh = _fresh(train.precision, sizes, world, ranks, without="compiled" if lacking else "")
@@ -308,21 +312,30 @@ def _same_place(before: ProductMetadata, processors: Sequence[str], precision: s
     return before.how != "set" and (before.processor, before.torch, before.precision) == here
 
 
+def _other_version(before: _Before, kernels: Kernels) -> tuple[str, ...]:
+    """What is not the same though the kernels are: compiled ones of an older or newer version of this program."""
+    metadata = before.metadata
+    if metadata is None or not _has_compiled(kernels) or "compiled" not in metadata.kernels.values():
+        return ()
+    if metadata.compiled == compiled.version():
+        return ()
+    return (f"the checkpoint was computed by another version of the compiled kernels: {_FROM_HERE}",)
+
+
 def _why_again(before: _Before, processors: Sequence[str], *, other: bool) -> tuple[str, ...]:
     """Why what a run did before is not kept. `other`: whether it now multiplies by others than the usual kernels."""
-    then = "numbers may differ in rounding from here on"
     metadata = before.metadata
     if metadata is None:
         unknown = before.exists and other
-        return (f"the checkpoint does not say by what its matrices were multiplied: {then}",) if unknown else ()
+        return (f"the checkpoint does not say by what its matrices were multiplied: {_FROM_HERE}",) if unknown else ()
     if metadata.processor != _joined(processors):
         there, here = clip(_names(metadata.processor.split(_AND))), _names(processors)
         where = f"{there}, now {here}" if there != here else f"{there}, now with other vector units"
-        return (f"products were chosen on another processor ({where}), and are chosen again: {then}",)
+        return (f"products were chosen on another processor ({where}), and are chosen again: {_FROM_HERE}",)
     if metadata.torch != torch.__version__:
-        return (f"products were chosen under torch {clip(metadata.torch)}, and are chosen again: {then}",)
+        return (f"products were chosen under torch {clip(metadata.torch)}, and are chosen again: {_FROM_HERE}",)
     if metadata.how != "set" and "compiled" in metadata.kernels.values():
-        return (f"products were computed by compiled kernels, and are chosen again without: {then}",)
+        return (f"products were computed by compiled kernels, and are chosen again without: {_FROM_HERE}",)
     return ()
 
 
