@@ -6402,6 +6402,20 @@ MUTATIONS = [
         '""',
         ("tests/train/test_products.py",),
     ),
+    Mutation(
+        "an uploaded checkpoint keeps its manifest while it is deleted",
+        "checkpoint/stored.py",
+        "        self._unseal(step)\n        retry(lambda: self.storage.rm(",
+        "        retry(lambda: self.storage.rm(",
+        ("tests/checkpoint/test_stored.py",),
+    ),
+    Mutation(
+        "thermometers at an eighth of growth_steps are refused",
+        "config/check_divergence.py",
+        "every * 8 > policy.growth_steps",
+        "every * 8 >= policy.growth_steps",
+        ("tests/train/test_growth.py",),
+    ),
 ]
 
 

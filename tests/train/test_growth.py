@@ -109,6 +109,8 @@ def test_nothing_is_kept_where_growth_is_no_sign() -> None:
     [
         ({"growth": 4.0}, "thermometers.every = 0: none is read. Set thermometers.every = 10"),
         ({"growth": 4.0, "growth_steps": 40, "every": 10}, "would be windows without a reading. Use at most 5, or a"),
+        ({"growth": 4.0, "growth_steps": 40, "every": 6}, "thermometers.every = 6 is more than an eighth of"),
+        ({"growth": 4.0, "growth_steps": 40, "every": 5}, None),
         ({"growth": 4.0, "then": "roll_back", "every": 10}, "healthy_for + growth_steps = 20 + 2000 = 2020 steps old"),
         (
             {"growth": 4.0, "then": "roll_back", "every": 10, "patience": 3000},
