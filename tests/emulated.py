@@ -31,6 +31,7 @@ PRODUCTS = {
 }
 SUMS = {torch.addmm: torch.addmm, Tensor.addmm_: Tensor.addmm_, Tensor.addmm: torch.addmm}
 BACKWARD_OF_NORM = torch.ops.aten.native_layer_norm_backward
+RMS_NORM = torch.ops.aten._fused_rms_norm
 NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -42,7 +43,10 @@ class _Cuda(TorchFunctionMode):
         if function in PRODUCTS and args[0].dtype in NARROW:
             return _product(PRODUCTS[function], *args, **kwargs)
         if function in SUMS and args[1].dtype in NARROW:
-            return _sum(*args, **kwargs)
+            found = _sum(*args, **kwargs)
+            return args[0].copy_(found) if function == Tensor.addmm_ else found
+        if function == RMS_NORM:
+            assert args[0].dtype is args[2].dtype, "CUDA's norm takes operands of one type"
         if function in (torch.native_layer_norm, BACKWARD_OF_NORM) and args[0].dtype in NARROW:
             return _norm(function, args)
         return function(*args, **kwargs)

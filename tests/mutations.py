@@ -6416,6 +6416,20 @@ MUTATIONS = [
         "every * 8 >= policy.growth_steps",
         ("tests/train/test_growth.py",),
     ),
+    Mutation(
+        "the step behind which a rate rises again has the floor already",
+        "optim/schedule.py",
+        "        if step <= at:\n",
+        "        if step < at:\n",
+        ("tests/optim/test_schedule.py",),
+    ),
+    Mutation(
+        "a job that is queued again overwrites its log",
+        "launch/slurm.py",
+        '"open-mode": "append"',
+        '"open-mode": "truncate"',
+        ("tests/launch/test_slurm.py",),
+    ),
 ]
 
 

@@ -18,23 +18,39 @@ class Launched:
         self._run = run
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda keep, *_, **__: self._run(keep)
+        return lambda *given, **_: self._run(*given)
 
 
-def fails(_: torch.Tensor) -> None:
+def fills(keep: torch.Tensor, *_: Any) -> None:
+    keep.fill_(1)
+
+
+def differentiates(dx: torch.Tensor, sums: torch.Tensor, *_: Any) -> None:
+    dx.zero_()
+    sums.fill_(1.0)
+
+
+def does_nothing(*_: Any) -> None: ...
+
+
+def fails(*_: Any) -> None:
     raise RuntimeError("compiling the launcher\nPython.h: No such file or directory\n")
 
 
 @pytest.mark.parametrize(
-    ("run", "said"),
+    ("mask", "norm", "said"),
     [
-        (lambda keep: keep.fill_(1), ""),
-        (lambda keep: None, "Triton's kernels compute [0, 0] in place of [1, 1]"),
-        (fails, "Triton's kernels fail (RuntimeError: Python.h: No such file or directory)"),
+        (fills, differentiates, ""),
+        (does_nothing, differentiates, "compute [0, 0, 0.0, 1.0, 1.0] in place of [1, 1, 0.0, 1.0, 1.0]"),
+        (fills, does_nothing, "compute [1, 1, 1.0, 0.0, 0.0] in place of [1, 1, 0.0, 1.0, 1.0]"),
+        (fails, differentiates, "fail (RuntimeError: Python.h: No such file or directory)"),
+        (fills, fails, "fail (RuntimeError: Python.h: No such file or directory)"),
     ],
 )
-def test_a_kernel_is_tried(run: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_kernels, "kernels", lambda: SimpleNamespace(keep_mask=Launched(run)))
+def test_both_kernels_are_tried(mask: Any, norm: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = said and f"Triton's kernels {said}"
+    there = SimpleNamespace(keep_mask=Launched(mask), norm_backward=Launched(norm))
+    monkeypatch.setattr(gpu_kernels, "kernels", lambda: there)
     assert gpu_kernels.tried(CPU) == said
 
 

@@ -24,15 +24,20 @@ def lacking() -> str:
 
 
 def tried(device: torch.device) -> str:
-    """What happened to a kernel there: "" if it did what it should."""
+    """What happened to both kernels there: "" if they did what they should."""
     words, keep = (torch.zeros(2, dtype=dtype, device=device) for dtype in (torch.int32, torch.uint8))
+    row, ones = (torch.ones(256, dtype=dtype, device=device) for dtype in (torch.bfloat16, torch.float32))
+    dx, sums = torch.ones_like(row), torch.zeros((2, 256), device=device)
     try:
         kernels().keep_mask[(2,)](keep, words, words, 1, 0, 1, 0, BLOCK=16)
-        found = keep.tolist()
+        how = {"CENTRED": False, "PROGRAMS": 1, "BLOCK": 256}
+        kernels().norm_backward[(1,)](dx, sums, row, row, row, ones, ones, 1, 256, **how)
+        found = [*keep.tolist(), float(dx.abs().max()), float(sums.min()), float(sums.max())]
     except Exception as error:  # noqa: BLE001  compilers, headers, folders: whatever Triton lacks
         last = (str(error).strip().splitlines() or [""])[-1]
         return f"Triton's kernels fail ({type(error).__name__}: {last[:200]})"
-    return "" if found == [1, 1] else f"Triton's kernels compute {found} in place of [1, 1]"
+    wanted = [1, 1, 0.0, 1.0, 1.0]  # of a row of ones the gradient is all in the length that is taken from it
+    return "" if found == wanted else f"Triton's kernels compute {found} in place of {wanted}"
 
 
 def kernels() -> Any:

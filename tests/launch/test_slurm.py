@@ -47,6 +47,7 @@ def test_what_is_asked_for(settings: Config) -> None:
         "#SBATCH --signal=B:USR1@300",
         "#SBATCH --output=runs/%x-%j.log",
         "#SBATCH --requeue",
+        "#SBATCH --open-mode=append",
         '  --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=8 --max-restarts=3 \\',
         "  -m colonnade train books.toml 'train.steps=5 000' &",
     ):

@@ -1,11 +1,13 @@
 """Initial weights: their distribution, and that no layout changes one of them."""
 
 from math import sqrt
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from colonnade import randomness
 from colonnade.config.model import ModelConfig
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, paper_mesh
@@ -54,6 +56,21 @@ def test_a_masked_models_weights_begin_as_wide() -> None:
         std = 0.02 / sqrt(4) if name.endswith(("attention.output.weight", "mlp.down.weight")) else 0.02
         values = weight[:VOCAB] if len(weight) > VOCAB else weight
         assert abs(values.std() - std) < 5 * std / sqrt(2 * values.numel()), name
+
+
+def test_numbers_are_drawn_on_the_device_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them at a time on a GPU, and the same."""
+    drawn: list[tuple[str, int]] = []
+
+    def normal(keys: Any, start: int, count: int, device: torch.device) -> Tensor:
+        drawn.append((device.type, len(keys)))
+        return randomness.normal(keys, start, count)
+
+    monkeypatch.setattr(initialize, "normal", normal)
+    gpt = GPT(CONFIG, VOCAB, Parallel(Mesh().tp)).double()
+    initialize_(gpt, Mesh().tp, 1, "cuda")
+    assert {device for device, _ in drawn} == {"cuda"} and max(rows for _, rows in drawn) == VOCAB
+    assert all(torch.equal(weight, initial()[name]) for name, weight in gpt.named_parameters())
 
 
 def test_norms_are_one_and_biases_zero() -> None:

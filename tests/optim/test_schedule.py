@@ -84,7 +84,7 @@ def test_a_decay_that_would_begin_behind_its_end_begins_with_none() -> None:
 
 
 def test_warming_up_once_more() -> None:
-    once = learning_rate(peak=4.0, floor=1.0, warmup_steps=0, decay_steps=3, decay="linear")
+    once = learning_rate(peak=4.0, floor=1.0, warmup_steps=0, decay_steps=6, decay="linear")
     again = learning_rate(peak=4.0, floor=1.0, warmup_steps=0, decay_steps=11, decay="linear", decay_start=8)
     rate = rewarmed(once, at=5, steps=3, floor=1.0, peak=4.0, behind=again)
-    assert [rate(step) for step in range(1, 13)] == [3.0, 2.0, 1.0, 1.0, 1.0, 2.0, 3.0, 4.0, 3.0, 2.0, 1.0, 1.0]
+    assert [rate(step) for step in range(1, 13)] == [3.5, 3.0, 2.5, 2.0, 1.5, 2.0, 3.0, 4.0, 3.0, 2.0, 1.0, 1.0]

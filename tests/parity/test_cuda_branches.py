@@ -19,6 +19,9 @@ CASES = {
     "fp16": Case(precision="fp16"),
     "bf16 fp32_residual": Case(precision="bf16", fp32_residual=True),
     "bf16 no attention dropout": Case(precision="bf16", drop=0.0),
+    "bf16 RMSNorm, gated": Case(precision="bf16", block="llama"),
+    "fp16 RMSNorm, gated": Case(precision="fp16", block="llama"),
+    "bf16 RMSNorm, gated, fp32_residual": Case(precision="bf16", block="llama", fp32_residual=True),
 }
 WAYS = {
     "serial": Way(micro_batch_size=4),
@@ -33,27 +36,28 @@ def emulated_on_a_rank(rank: int, num_ranks: int, way: Way, cases: list[Case]) -
 
 
 @pytest.fixture(scope="module")
-def fp32() -> dict[float, Reference]:
-    """By dropout."""
-    cases = [Case(precision="fp32"), Case(precision="fp32", drop=0.0)]
+def fp32() -> dict[tuple[str, float], Reference]:
+    """By block and dropout."""
+    cases = [Case(precision="fp32"), Case(precision="fp32", drop=0.0), Case(precision="fp32", block="llama")]
     (found,) = run_on_ranks(references_on_a_rank, 1, cases)
-    return {case.drop: reference for case, reference in zip(cases, found, strict=True)}
+    return {(case.block, case.drop): reference for case, reference in zip(cases, found, strict=True)}
 
 
 @pytest.mark.parametrize("way", first_fast(sorted(WAYS, reverse=True)))
-def test_16_bits_stay_near_fp32(way: str, fp32: dict[float, Reference]) -> None:
+def test_16_bits_stay_near_fp32(way: str, fp32: dict[tuple[str, float], Reference]) -> None:
     """The bounds of `test_precision.py`."""
     ranks = run_on_ranks(emulated_on_a_rank, WAYS[way].layout.num_ranks, WAYS[way], list(CASES.values()))
     for number, (name, case) in enumerate(CASES.items()):
-        unit, runs, reference = UNIT[precision_of(name)], [found[number] for found in ranks], fp32[case.drop]
+        unit, runs = UNIT[precision_of(name)], [found[number] for found in ranks]
+        reference = fp32[case.block, case.drop]
         assert distance(runs, reference) <= 3 * 30**0.5 * unit, name
         for step, exact in zip(runs[0].steps, reference.results, strict=True):
             assert abs(step.result.loss - exact.loss) <= 10 * unit and not step.result.skipped, name
 
 
-def test_fp32_differs_by_rounding_alone(fp32: dict[float, Reference]) -> None:
+def test_fp32_differs_by_rounding_alone(fp32: dict[tuple[str, float], Reference]) -> None:
     (found,) = run_on_ranks(emulated_on_a_rank, 1, Way(micro_batch_size=4), [Case(precision="fp32")])
-    assert distance(found, fp32[Case().drop]) < 1e-6
+    assert distance(found, fp32[Case().block, Case().drop]) < 1e-6
 
 
 @pytest.mark.slow

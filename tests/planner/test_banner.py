@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -221,12 +222,40 @@ def test_a_state_that_no_gpu_can_hold(corpus: TinyCorpus, tmp_path: Path) -> Non
     memory = Memory(parameters=2 * 10**9, gradients=4 * 10**9, optimizer=12 * 10**9, buffers=10**12, activations=10**12)
     assert banners._impossible(memory, (0, 18 * 10**9)) == ""
     assert banners._impossible(memory, (18 * 10**9, 18 * 10**9 - 1)) == (
-        "a rank needs 18.0 GB for parameters, gradients and optimizer alone, and the GPU has 18.0 GB: use "
+        "this rank needs 18.0 GB for parameters, gradients and optimizer alone, and the GPU has 18.0 GB: use "
         "parallel.zero with more parallel.dp, parallel.offload, or more parallel.tp or pp"
     )
     assert banners._impossible(replace(memory, optimizer=0, host=10**12), (0, 7 * 10**9)) == ""
-    with pytest.raises(ConfigError, match="a rank needs"):
-        loop.main(tiny.config(corpus, tmp_path), banner=lambda *_: Banner("", {}, "a rank needs more"))
+    for dry_run in (False, True):
+        with pytest.raises(ConfigError, match="this rank needs"):
+            loop.main(
+                tiny.config(corpus, tmp_path),
+                banner=lambda *_: Banner("", {}, "this rank needs more"),
+                dry_run=dry_run,
+            )
+
+
+def test_each_rank_is_held_against_its_own_gpu(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages of a pipeline differ, and so may the GPUs; a CPU has its swap space."""
+    config = tiny.config(corpus, tmp_path, "parallel.pp=2")
+    needs, has = (100, 60), (141, 80)
+
+    def told_on_ranks(rank: int, device: str, has: Sequence[int]) -> str:
+        mesh, opened = build_mesh(Layout(pp=2), rank), open_corpus(config)
+        monkeypatch.setattr(banners, "free_memory", lambda _: (has[rank], has[rank]))
+        monkeypatch.setattr(banners, "device_name", lambda _: "a GPU")
+        own = Memory(parameters=needs[rank], gradients=0, optimizer=0, buffers=0, activations=90 * rank)
+        decision = settle(config, opened.vocab_size, mesh.world, CPU)
+        return banner(config, mesh, torch.device(device), opened, decision, config, own).impossible
+
+    def impossible(device: str, has: Sequence[int]) -> list[bool]:
+        return [bool(text) for text in run_on_ranks(lambda rank, _: told_on_ranks(rank, device, has), 2)]
+
+    assert impossible("cuda", has) == [False, False]
+    assert impossible("cuda", has[::-1]) == [True, False]
+    assert impossible("cpu", (1, 1)) == [False, False]
 
 
 @pytest.mark.parametrize("own", ["batch/job", "batch/job/step/task"])

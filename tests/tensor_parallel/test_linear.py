@@ -193,7 +193,7 @@ def test_column_keeps_its_own_part_of_a_cut_stream() -> None:
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t), lambda _: torch.empty(0)):
         layer(x)
-    assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in (x, layer.weight, layer.bias)}
+    assert [t.data_ptr() for t in kept] == [x.data_ptr()]
 
 
 @pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear, ReplicatedLinear])

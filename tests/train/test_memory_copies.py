@@ -186,7 +186,7 @@ def test_behind_a_divergence_no_copy_and_no_later_checkpoint_is_left(
     monkeypatch.setattr(
         undo, "return_to_newest", lambda *_: seen.append((newest_step(memory), newest_step(run / "checkpoints")))
     )
-    monkeypatch.setattr(undo, "_against", lambda *_: "")  # of checkpoints that are folders alone
+    monkeypatch.setattr(undo, "_weighed", lambda *_: ("", None))  # of checkpoints that are folders alone
     keys = ["checkpoint.memory_every=1", "checkpoint.keep=9", "divergence.then=roll_back", "divergence.healthy_for=5"]
     settings = load(config, keys)
     diverge(22, settings)
@@ -200,7 +200,7 @@ def test_a_run_that_diverges_again_knows_how_often_it_has_returned(
     run = tmp_path / "run"
     (run / "checkpoints" / "step_00000010").mkdir(parents=True)
     monkeypatch.setattr(undo, "return_to_newest", lambda *_: None)
-    monkeypatch.setattr(undo, "_against", lambda *_: "")  # of a checkpoint that is a folder alone
+    monkeypatch.setattr(undo, "_weighed", lambda *_: ("", None))  # of a checkpoint that is a folder alone
     settings = load(
         config, ["checkpoint.keep=9", "divergence.then=roll_back", "divergence.healthy_for=5", "divergence.tries=2"]
     )

@@ -615,7 +615,8 @@ def test_another_version_of_the_compiled_kernels_is_said(
     if how == "set":
         given = replace_products(given, "compiled")
     found = settled(given)
-    note = "the checkpoint was computed by another version of the compiled kernels: numbers may differ in rounding"
+    which = "was computed by another" if version else "does not say by which"
+    note = f"the checkpoint {which} version of the compiled kernels: numbers may differ in rounding"
     assert found.how == how and [text.startswith(note) for text in found.notes] == [True] * said
     metadata = found.metadata()
     assert metadata is not None and metadata["compiled"] == compiled.version() != before.compiled * said

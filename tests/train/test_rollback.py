@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from colonnade.checkpoint.folders import discard_after
+from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import folder_name
 from colonnade.config.load import load
 from colonnade.errors import ColonnadeError
@@ -24,13 +25,15 @@ from colonnade.launch import launch
 from colonnade.lock import locked
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import loop, rollbacks
-from colonnade.train.corpus import open_corpus
+from colonnade.train.change import in_force
+from colonnade.train.corpus import curriculum_of, open_corpus
 from colonnade.train.divergence import Divergence, Rollback
+from colonnade.train.metadata import metadata_of
 from colonnade.train.recovery import restore
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import ROLLBACKS, checkpoints
 from colonnade.train.state import build_state, learning_rate_of
-from colonnade.train.undo import _against, return_to_newest, roll_back
+from colonnade.train.undo import _weighed, return_to_newest, roll_back
 from tests.commands import Answer, colonnade, forked, here
 from tests.runs import Finished, assert_same, events, metrics, saved_steps, snapshot, tensors
 from tests.slow import first_fast
@@ -362,9 +365,9 @@ def test_batches_that_an_earlier_rollback_passes_over_count_for_whether_data_las
     assert here("train", config, *keys).status == 0
     loaded = load(config, keys)
     corpus, first = open_corpus(loaded), Rollback(to=4, skip=2)
-    assert _against(Rollback(to=4, skip=1), [first], loaded, corpus) == ""
-    assert _against(Rollback(to=4, skip=2), [], loaded, corpus) == ""
-    assert "Set train.steps to" in _against(Rollback(to=4, skip=2), [first], loaded, corpus)
+    assert _weighed(Rollback(to=4, skip=1), [first], loaded, corpus)[0] == ""
+    assert _weighed(Rollback(to=4, skip=2), [], loaded, corpus)[0] == ""
+    assert "Set train.steps to" in _weighed(Rollback(to=4, skip=2), [first], loaded, corpus)[0]
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------
@@ -451,10 +454,44 @@ def test_a_change_comes_in_its_step_behind_other_batches(finished: Finished, run
     assert_same(run, first)
 
 
+@pytest.fixture
+def grown(config: Path, tmp_path: Path) -> tuple[Path, list[str]]:
+    """A run of six steps, whose batch was changed behind the fourth from 4 samples to 8, and its options."""
+    run = tmp_path / "grown"
+    options = [f"run.folder={run}", "train.steps=4", "checkpoint.every=2", "checkpoint.keep=9", "optim.decay_steps=9"]
+    assert here("train", config, *options).status == 0
+    assert here("change", run, "train.global_batch_size=8", "train.steps=6").status == 0
+    assert here("train", config, *options).status == 0 and saved_steps(run) == [2, 4, 6]
+    return run, options
+
+
+def test_batches_of_a_changed_size_are_passed_over_as_they_were(
+    grown: tuple[Path, list[str]], config: Path, tmp_path: Path
+) -> None:
+    """The checkpoint that the run returns to knows nothing of the change, which comes behind its step."""
+    run, options = grown
+    inside = Path(shutil.copytree(run, tmp_path / "inside"))
+    assert here("rollback", run, 4, "--skip", 2).status == here("rollback", inside, 2, "--skip", 4).status == 0
+    assert [rollbacks.read(folder)[0].passed for folder in (run, inside)] == [2 * 8, 2 * 4 + 2 * 8]
+    assert here("train", config, *options).status == 0
+    metadata = metadata_of(newest := checkpoints(run) / folder_name(6), read_manifest(newest))
+    assert metadata.samples == 4 * 4 + 2 * 8 + 2 * 8, "no sample twice"
+
+
+def test_a_run_that_returns_by_itself_counts_them_so_too(grown: tuple[Path, list[str]], config: Path) -> None:
+    loaded = load(config, grown[1])
+    changes = metadata_of(newest := checkpoints(grown[0]) / folder_name(6), read_manifest(newest)).changes
+    now = in_force(loaded, changes)
+    corpus = replace(open_corpus(loaded), curriculum=curriculum_of(now))
+    assert _weighed(Rollback(to=4, skip=2), [], now, corpus) == ("", 2 * 8)
+    assert _weighed(Rollback(to=2, skip=3), [], now, corpus) == ("", 2 * 4 + 8)
+    assert _weighed(Rollback(to=4, skip=1), [Rollback(to=4, skip=1, passed=8)], now, corpus) == ("", 8)
+
+
 def test_a_second_one_takes_the_place_of_the_first(run: Path) -> None:
     assert here("rollback", run, 4, "--skip", 2).status == here("rollback", run, 4, "--skip", 5).status == 0
     (only,) = rollbacks.read(run)
-    assert only == Rollback(to=4, skip=5, reason="asked for", id=only.id)
+    assert only == Rollback(to=4, skip=5, passed=5 * 4, reason="asked for", id=only.id)
 
 
 def test_a_second_one_with_the_same_options_is_another(

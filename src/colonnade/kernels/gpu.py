@@ -34,6 +34,17 @@ def keep_mask(keys: np.ndarray, start: int, count: int, least: int, device: torc
     return keep
 
 
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """[..., h], weight [h] of the same type -> [..., h] of it, and what rows were multiplied with, [..., 1] in fp32 or
+    fp64. By torch's kernel.
+    """
+    if x.is_meta:  # planned: torch spells it out there, and LayerNorm's kernel reads and writes as much
+        y, _, scale = torch.native_layer_norm(x, weight.shape, weight, None, epsilon)
+        return y, scale
+    found: tuple[Tensor, Tensor] = torch.ops.aten._fused_rms_norm(x, weight.shape, weight, epsilon)
+    return found
+
+
 def differentiates(x: Tensor) -> bool:
     """Whether `norm_backward` is there for norms of such an input."""
     fits = x.dtype.itemsize == 2 and _NARROWEST <= x.shape[-1] <= _WIDEST

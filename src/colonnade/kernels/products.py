@@ -244,39 +244,33 @@ class Operand(NamedTuple):
 
 
 class _How(NamedTuple):
-    """What a linear layer is computed with, beside tensors."""
+    """What a linear layer is computed with."""
 
-    rows: Sequence[slice]
-    """Of each weight."""
+    operands: Sequence[Operand]
     later: WeightGradients
     entrance: Entrance
     products: Products
-
-    def operands(self, pairs: Sequence[Tensor | None]) -> list[Operand]:
-        """Of the weights and biases in turns."""
-        weights, biases = pairs[::2], pairs[1::2]
-        return [Operand(w, b, r) for w, b, r in zip(weights, biases, self.rows, strict=True) if w is not None]
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, keep: Input, how: _How, *pairs: Tensor | None) -> tuple[Tensor, ...]:
-        operands = how.operands(pairs)
-        reads = any(operand.weight.requires_grad for operand in operands)  # backward reads the input
-        ctx.save_for_backward(keep.kept if reads else None, *pairs)
+        """`pairs`: weights and biases, by which autograd sees that there is something to train."""
+        reads = any(operand.weight.requires_grad for operand in how.operands)  # backward reads the input
+        ctx.save_for_backward(keep.kept if reads else None)
         x, ctx.entrance = how.entrance.enter(x)
         ctx.start, ctx.how = keep.start, how
         kernel, shape = how.products.of(x).forward, x.shape[:-1]
         wide = widen(flat(x), kernel)
         with computed_by(kernel):
-            found = [operand.product(wide, kernel) for operand in operands]
+            found = [operand.product(wide, kernel) for operand in how.operands]
         return tuple([in_type(y, x.dtype).view(*shape, -1) for y in found])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        kept, *pairs = ctx.saved_tensors
+        (kept,) = ctx.saved_tensors
         how, start = ctx.how, ctx.start
-        operands, kernels, shape = how.operands(pairs), how.products.of(grads[0]), grads[0].shape[:-1]
+        operands, kernels, shape = how.operands, how.products.of(grads[0]), grads[0].shape[:-1]
         wide = [widen(flat(grad), kernels.input_gradient) for grad in grads]
         coming = None if kept is None or how.later.is_deferred else start(kept)  # behind the product of dx
         dx, arriving = None, Pending(None)
@@ -295,7 +289,7 @@ class _Linear(torch.autograd.Function):
         if any(operand.is_trained for operand in operands):
             how.later.add(add_gradients)  # while dx is on its way
         arriving.wait()
-        return dx, None, None, *[None] * len(pairs)
+        return dx, None, None, *[None] * 2 * len(operands)
 
 
 def linears(
@@ -317,8 +311,7 @@ def linears(
     keep = Input(x.detach()) if keep is None else keep
     later, entrance = weight_gradients or WeightGradients(), entrance or Entrance(Axis("tp"), cut=False)
     pairs = [tensor for operand in operands for tensor in operand[:2]]
-    rows = [operand.rows for operand in operands]
-    found: Any = apply(_Linear, x, keep, _How(rows, later, entrance, products or usual()), *pairs)
+    found: Any = apply(_Linear, x, keep, _How(operands, later, entrance, products or usual()), *pairs)
     return tuple(found)
 
 

@@ -70,7 +70,7 @@ def banner(
         "notes": notes,
     }
     text = "\n".join([*lines, *(f"  {'note':<{_INDENT}}{note}." for note in notes)])
-    return Banner(text, fields, "" if device.type != "cuda" or free is None else _impossible(memory, free))
+    return Banner(text, fields, "" if device.type != "cuda" or free is None else _impossible(own, free))
 
 
 def transport(mesh: Mesh, device: torch.device) -> str:
@@ -176,7 +176,7 @@ def _impossible(memory: Memory, free: Free) -> str:
     if memory.state <= free[1]:
         return ""
     return (
-        f"a rank needs {amount(memory.state)} for parameters, gradients and optimizer alone, and the GPU has "
+        f"this rank needs {amount(memory.state)} for parameters, gradients and optimizer alone, and the GPU has "
         f"{amount(free[1])}: use parallel.zero with more parallel.dp, parallel.offload, or more parallel.tp or pp"
     )
 

@@ -59,6 +59,10 @@ class Rollback(BaseModel):
     """The step that showed the divergence; None: somebody has asked for the rollback."""
     skip: Count = 0
     """Steps whose batches are passed over."""
+    passed: Count | None = None
+    """Positions in the data that these batches had on the course that is left, whose batch may have been changed behind
+    the checkpoint. None: as many as the checkpoint's own curriculum says (of before there was this).
+    """
     rate_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
     rate_until: Count = 0
     """The last step with a lowered learning rate."""

@@ -133,11 +133,11 @@ def main(
             course = course_of(config, corpus, mesh.world)
             summary = banner(course.now, mesh, device, corpus, decision, course.whole)
             monitor.say(summary.text)
+            on_all_ranks(summary.check, mesh.world)
             if dry_run:
                 begins_so = f"{beginning_of(config, corpus, course.now)}{_from_weights(origin if drawn else None)}."
                 monitor.say("\n".join([f"Nothing was trained or saved. The run would {begins_so}", *course.refused]))
                 return
-            on_all_ranks(summary.check, mesh.world)
             state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)
             if has_base and origin is not None:
                 state.base = init_from.based_on(origin, state, mesh.world)

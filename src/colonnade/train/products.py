@@ -142,7 +142,8 @@ def settle(config: Config, vocab_size: int, world: Axis, device: torch.device) -
     fresh = _fresh(train.precision, sizes, world, ranks, without="compiled" if lacking else "")
     assert fresh.kernels is not None, "there is a choice"
     again = _why_again(before, ranks.processors, other=fresh.kernels != ranks.usual)
-    return replace(fresh, notes=(*ranks.notes, *_without_compiled(lacking), *again))
+    other = () if again else _other_version(before, fresh.kernels)
+    return replace(fresh, notes=(*ranks.notes, *_without_compiled(lacking), *again, *other))
 
 
 @dataclass(frozen=True)
@@ -319,7 +320,8 @@ def _other_version(before: _Before, kernels: Kernels) -> tuple[str, ...]:
         return ()
     if metadata.compiled == compiled.version():
         return ()
-    return (f"the checkpoint was computed by another version of the compiled kernels: {_FROM_HERE}",)
+    which = "was computed by another" if metadata.compiled else "does not say by which"
+    return (f"the checkpoint {which} version of the compiled kernels: {_FROM_HERE}",)
 
 
 def _why_again(before: _Before, processors: Sequence[str], *, other: bool) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ applied to what is read from it, in this process or in the next. So a run that i
 goes on with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,11 +18,13 @@ from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.config.load import load
 from colonnade.config.schema import Config
+from colonnade.data.curriculum import Curriculum
 from colonnade.errors import CheckpointError, ColonnadeError, ConfigError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
-from colonnade.train.change import behind
-from colonnade.train.corpus import Corpus, check_length, open_corpus
+from colonnade.train.change import Expected, as_it_began, behind
+from colonnade.train.change_requests import read_decided, to_come
+from colonnade.train.corpus import Corpus, check_length, curriculum_of, open_corpus
 from colonnade.train.divergence import Rollback, in_force, lowered
 from colonnade.train.metadata import RunMetadata, metadata_of
 from colonnade.train.monitor import set_aside
@@ -91,12 +94,53 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
     )
     before = [each for each in read(run) if each.to < step]
     if rollback.skip:
+        rollback = _measured_by_hand(rollback, run, saved, before)
         _check_data_left(run, saved[step], [*before, rollback])
     (run / COPIES).unlink(missing_ok=True)
     write(run, [*before, rollback])
     discard_after(checkpoints(run), step)
     set_aside(run, step)
     return rollback, [each for each in saved if each > step]
+
+
+def _measured_by_hand(
+    rollback: Rollback, run: Path, saved: Mapping[int, Path], recorded: Sequence[Rollback]
+) -> Rollback:
+    """By the newest checkpoint that can be read, and what was decided behind it."""
+    decided = read_decided(run)
+    began = as_it_began(load(run / "config.toml"), decided.changes)
+    for step in sorted(saved, reverse=True):
+        with suppress(ColonnadeError):
+            newest = metadata_of(saved[step], read_manifest(saved[step]))
+            left = Expected(behind(began, newest.changes), newest.step, newest.samples)
+            for change in to_come(decided, newest.changes, newest.step):
+                with suppress(ColonnadeError):  # the run has refused it, or would
+                    left = left.behind(change)
+            to = metadata_of(saved[rollback.to], read_manifest(saved[rollback.to]))
+            return measured(rollback, curriculum_of(left.config), to, recorded)
+    return rollback
+
+
+def measured(
+    rollback: Rollback, curriculum: Curriculum, metadata: RunMetadata, recorded: Sequence[Rollback]
+) -> Rollback:
+    """With how far the batches reach that it passes over. `curriculum`: of the course that it leaves, with all changes
+    of it; `metadata`: of the checkpoint that it returns to; `recorded`: the rollbacks before it.
+    """
+    start = _position(curriculum, metadata, recorded)
+    return rollback.model_copy(update={"passed": curriculum.steps(rollback.skip, start) - start})
+
+
+def _position(curriculum: Curriculum, metadata: RunMetadata, recorded: Sequence[Rollback]) -> int:
+    """Where a run goes on in the data behind a checkpoint, with the rollbacks that return to it."""
+    position = metadata.samples
+    for each in _to_do(recorded, metadata.step, metadata.rollbacks):
+        position = _behind_batches(each, position, curriculum)
+    return position
+
+
+def _behind_batches(rollback: Rollback, position: int, curriculum: Curriculum) -> int:
+    return curriculum.steps(rollback.skip, position) if rollback.passed is None else position + rollback.passed
 
 
 def _check_data_left(run: Path, checkpoint: Path, recorded: Sequence[Rollback]) -> None:
@@ -113,9 +157,7 @@ def _check_data_left(run: Path, checkpoint: Path, recorded: Sequence[Rollback]) 
 
 def check_left(config: Config, corpus: Corpus, metadata: RunMetadata, recorded: Sequence[Rollback]) -> None:
     """ConfigError where too little data is left behind a checkpoint, with the rollbacks that return to it."""
-    position = metadata.samples
-    for each in _to_do(recorded, metadata.step, metadata.rollbacks):
-        position = corpus.curriculum.steps(each.skip, position)
+    position = _position(corpus.curriculum, metadata, recorded)
     check_length(config, corpus.training, corpus.curriculum, step=metadata.step, position=position)
 
 
@@ -133,7 +175,7 @@ def apply(
     """
     to_do = _to_do(recorded, state.step, done)
     for each in to_do:
-        state.samples = corpus.curriculum.steps(each.skip, state.samples)
+        state.samples = _behind_batches(each, state.samples, corpus.curriculum)
     state.rollbacks = [*done, *to_do]
     state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)
     if state.rollbacks:

@@ -83,20 +83,22 @@ def _decided(found: Divergence, run: Path, config: Config, mesh: Mesh, corpus: C
     name, *saved = json.loads(gather_texts(seen, mesh.world)[0])
     decided = decide(found, saved, past, config.divergence, folder=config.run.folder)
     decided = decided.model_copy(update={"id": name})
-    against = json.dumps(_against(decided, past, config, corpus)) if mesh.rank == 0 else ""
-    if reason := json.loads(gather_texts(against, mesh.world)[0]):
+    weighed = json.dumps(_weighed(decided, past, config, corpus)) if mesh.rank == 0 else ""
+    reason, passed = json.loads(gather_texts(weighed, mesh.world)[0])
+    if reason:
         raise stopped(found, f"It does not return to {folder_name(decided.to)}: {reason}")
-    return decided
+    return decided.model_copy(update={"passed": passed})
 
 
-def _against(rollback: Rollback, past: Sequence[Rollback], config: Config, corpus: Corpus) -> str:
+def _weighed(rollback: Rollback, past: Sequence[Rollback], config: Config, corpus: Corpus) -> tuple[str, int | None]:
     """Why the run cannot go on behind a rollback: its checkpoint is damaged, or the data would end before the run; ""
-    where nothing is against it.
+    where nothing is against it. And how far in the data the batches reach that it passes over.
     """
     try:
         checkpoint = checkpoints_in(checkpoints(Path(config.run.folder)))[rollback.to]
         metadata = metadata_of(checkpoint, read_manifest(checkpoint))
+        rollback = rollbacks.measured(rollback, corpus.curriculum, metadata, past)
         rollbacks.check_left(config, corpus, metadata, [*past, rollback])
     except ColonnadeError as error:
-        return str(error)
-    return ""
+        return str(error), None
+    return "", rollback.passed
