@@ -11,6 +11,7 @@ from torch.nn.functional import rms_norm as plain_rms_norm
 
 from colonnade.kernels import gpu
 from colonnade.kernels.norm import _backward_of_16_bits, rms_norm
+from colonnade.planner.stand_in import StandIn
 
 
 @pytest.mark.parametrize("bias", ["trained", "frozen", "none"])
@@ -118,3 +119,7 @@ def test_the_kernel_is_for_16_bits_and_rows_that_fill_a_program(monkeypatch: pyt
     assert not gpu.differentiates(torch.empty(3, 1024)) and not gpu.differentiates(torch.empty(3, 1024).double())
     monkeypatch.undo()
     assert not gpu.differentiates(torch.empty(3, 1024, dtype=torch.bfloat16)), "on a CPU"
+    planned = torch.empty(3, 1024, dtype=torch.bfloat16, device="meta")
+    for device, taken in (("cpu", False), ("cuda", True)):
+        with StandIn(device):  # type: ignore[arg-type]
+            assert gpu.differentiates(planned) == taken, device

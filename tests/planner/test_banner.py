@@ -204,6 +204,7 @@ def test_more_than_there_is(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pyt
     assert taken == "309 kB"
     assert f"1 rank here will take {taken} by prediction, more than is free: lower" in found.text
     assert "100 kB of 2.00 MB of memory on this machine, for 1 rank" in found.text
+    assert found.fields["memory_free"] == 100_000
 
 
 def test_ranks_that_fit_one_by_one_take_more_than_there_is(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from colonnade.launch import launch
 from colonnade.launch.supervisor import UNFINISHED
 from colonnade.train.interrupt import Interrupt
-from tests.commands import environment, forked, start
+from tests.commands import environment, forked, here, start
 from tests.runs import assert_same, events, metrics, saved_steps
 from tests.slow import first_fast
 from tests.train.test_recovery import LAYOUTS, num_ranks
@@ -218,6 +219,13 @@ def test_a_time_limit_ends_a_run_that_is_started_again_and_again(config: Path, t
     assert forked("train", config, f"run.folder={tmp_path / 'whole'}").status == 0
     ours, theirs = metrics(tmp_path / "run"), metrics(tmp_path / "whole")
     assert ours == theirs
+
+
+def test_a_time_limit_counts_from_the_start_of_the_command(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from the first step, nor anew in ranks that were started again."""
+    monkeypatch.setattr(launch, "began", lambda: time.monotonic() - 1000.0)
+    answer = here("train", config, "run.time_limit=900", "train.steps=2")
+    assert answer.status == UNFINISHED and "Stopped after step 1 (run.time_limit)" in answer.out, answer
 
 
 @pytest.mark.slow

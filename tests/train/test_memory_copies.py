@@ -18,8 +18,9 @@ from colonnade.checkpoint.names import newest_step
 from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, ColonnadeError
-from colonnade.launch import launch
+from colonnade.launch import agent, launch
 from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.process import mine
 from colonnade.train import memory_copies, memory_folder, rollbacks, undo
 from colonnade.train.divergence import Divergence, in_force
 from colonnade.train.memory_copies import START, MemoryCopies
@@ -27,6 +28,7 @@ from colonnade.train.memory_folder import folder_for
 from colonnade.train.run_folder import COPIES
 from tests.commands import environment, forked, here
 from tests.drills.faults import ranks_of
+from tests.launch.test_agent import ended
 from tests.runs import Finished, assert_same_end, events, metrics
 from tests.told import Told
 
@@ -298,6 +300,12 @@ def test_memory_is_given_back(config: Path, tmp_path: Path, monkeypatch: pytest.
     assert not folder.exists()
     with folder_for(load(config, [])) as folder:
         assert folder is None
+    left, alive = (tmp_path / f"{agent.name_of(each)}-of_1" for each in (ended(), mine()))
+    for each in (left, alive):
+        each.mkdir()
+    with folder_for(load(config, ["checkpoint.memory_every=1"])) as folder:
+        assert not left.exists() and alive.exists(), "of a supervisor that was killed with its guard, and of another"
+        assert folder is not None and folder.name.startswith(f"{agent.name_of(mine())}-")
     monkeypatch.setattr(memory_folder, "MEMORY", tmp_path / "nowhere")
     with folder_for(load(config, ["checkpoint.memory_every=1"])) as folder:
         assert folder is None

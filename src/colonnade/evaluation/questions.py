@@ -54,8 +54,8 @@ def prepare(questions: Sequence[Question], tokenizer: Tokenizer, windows: Window
         ranges = windows.ranges(len(cut), len(text), length)
         if not text or not ranges:
             why = (
-                f"{len(cut):,} tokens, and a window of {length:,} leaves no room for text behind them. Use a larger "
-                "--window or a smaller --max-query-length"
+                f"{len(cut):,} tokens, and a window of {length:,} leaves no room for text behind them. Shorten "
+                "it, or with `evaluate` use a larger --window or a smaller --max-query-length"
                 if text
                 else "a context without a token, which nothing can be answered from. Remove it"
             )

@@ -24,7 +24,7 @@ from colonnade.mesh.process import ProcessId, has_ended, mine, process_id_of
 PREFIX = "colonnade-memory-"
 POLL = 0.5  # seconds between two looks at the agent
 GUARD = "guard"  # the file that the guard of a folder holds locked
-_NAME = re.compile(re.escape(PREFIX) + r"(\d+)-(\d+)-(\d+)-(\d+)")
+_NAME = re.compile(re.escape(PREFIX) + r"(\d+)-(\d+)-(\d+)-(\d+)(?:-[^-]+)?")
 
 
 def agent() -> ProcessId | None:
@@ -49,11 +49,16 @@ def folder_of(process: ProcessId, within: Path) -> Path:
     """The folder of a process of this machine and this user, which no other has; made where it is missing. OSError if
     it cannot be made, or somebody else has made it.
     """
-    folder = within / f"{PREFIX}{os.getuid()}-{process.pid}-{process.born}-{_namespace()}"
+    folder = within / name_of(process)
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise PermissionError(1, "it belongs to somebody else", str(folder))
     return folder
+
+
+def name_of(process: ProcessId) -> str:
+    """Of its folder, or with more behind a hyphen of one of its folders, so that `sweep` knows whose it is."""
+    return f"{PREFIX}{os.getuid()}-{process.pid}-{process.born}-{_namespace()}"
 
 
 def sweep(within: Path) -> None:

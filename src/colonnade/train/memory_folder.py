@@ -14,6 +14,7 @@ from pathlib import Path
 
 from colonnade.config.schema import Config
 from colonnade.launch import agent, launch
+from colonnade.mesh.process import mine
 
 MEMORY = Path("/dev/shm")  # a file system whose files are memory (Linux)
 
@@ -25,7 +26,9 @@ def folder_for(config: Config) -> Iterator[Path | None]:
         yield None
         return
     try:
-        made = tempfile.TemporaryDirectory(prefix=agent.PREFIX, dir=MEMORY, ignore_cleanup_errors=True)
+        agent.sweep(MEMORY)
+        prefix = f"{agent.name_of(mine())}-"
+        made = tempfile.TemporaryDirectory(prefix=prefix, dir=MEMORY, ignore_cleanup_errors=True)
     except OSError as error:
         print(f"No copies of the state are kept in memory: {MEMORY} refuses ({error.strerror}).", file=sys.stderr)
         yield None
