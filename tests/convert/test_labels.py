@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from colonnade.checkpoint.manifest import read_manifest
 from colonnade.data.example_dataset import PairTokens
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.huggingface.folder import open_published
@@ -188,6 +189,8 @@ def test_a_classifier_that_was_drawn_is_not_lost_in_an_export_of_adapters(exampl
     classifier = "head.classifier.weight"
     before, after = whole_tensors(run / "checkpoints" / "step_00000001"), whole_tensors(tmp_path / "merged")
     assert torch.equal(after[classifier], before[classifier])
+    named = read_manifest(tmp_path / "merged").metadata["labels"]
+    assert len(named) == 3 and named == read_manifest(run / "checkpoints" / "step_00000001").metadata["labels"]
 
 
 @pytest.mark.slow
