@@ -6507,6 +6507,13 @@ MUTATIONS = [
         '"labels": [],',
         ("tests/convert/test_labels.py",),
     ),
+    Mutation(
+        "labels of a model in another order are put in the inverse order",
+        "serving/predict.py",
+        "return numbers_of(fields.labels, trained.labels)",
+        "return numbers_of(trained.labels, fields.labels)",
+        ("tests/serving/test_predict.py",),
+    ),
 ]
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError
 from colonnade.examples.formats import FORMATS
 from colonnade.examples.make import make_examples
-from colonnade.serving.predict import Predictions, averaged
+from colonnade.serving.predict import Predictions, averaged, columns_of
 from tests.commands import forked, here
 from tests.runs import Finished, metrics
 from tests.slow import first_fast
@@ -212,6 +213,13 @@ def test_models_of_two_tasks_are_no_ensemble() -> None:
     assert averaged(members[:1] * 3).summary() == "2 examples of sst2"
     with pytest.raises(ConfigError, match="entailment, not_entailment of 2 examples, another negative, positive of 2"):
         averaged(members)
+
+
+def test_logits_of_a_model_whose_labels_are_rotated_are_put_into_the_examples_order() -> None:
+    """Of three, there and back are two orders."""
+    trained: Any = SimpleNamespace(labels=("neutral", "entailment", "contradiction"), is_converted=True)
+    fields = ExampleFields("mnli", "classification", ("text",), ("entailment", "contradiction", "neutral"))
+    assert columns_of(trained, fields, 3) == [1, 2, 0]
 
 
 @pytest.mark.parametrize("labels", [("negative", "positive"), ()], ids=["labels", "scores"])
