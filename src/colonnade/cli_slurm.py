@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from colonnade.config.numbers import counted
 from colonnade.errors import ConfigError
 from colonnade.outputs import check_output, write_output
 
@@ -62,7 +63,8 @@ def slurm(
         print(text, end="")
         return
     write_output(output, text.encode())
-    print(f"{output} is written: {job.num_ranks} ranks. Submit it here, with `sbatch {shlex.quote(str(output))}`.")
+    submit = f"Submit it here, with `sbatch {shlex.quote(str(output))}`."
+    print(f"{output} is written: {counted(job.num_ranks, 'rank')}. {submit}")
 
 
 def _make_folder(logs: Path) -> None:

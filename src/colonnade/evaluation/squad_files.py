@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from colonnade.config.numbers import counted
 from colonnade.corpus.documents import Rejected
 from colonnade.errors import DataError
 from colonnade.evaluation.answers import Answers
@@ -58,7 +59,8 @@ def _whole(path: Path) -> list[Question]:
     found = list(_lines(path) if has_lines(path) else questions_of(path))
     broken = [each for each in found if isinstance(each, Rejected)]
     if broken:
-        raise DataError(f"{path} has {len(broken):,} that are no questions. The first: {broken[0]}. Copy it again.")
+        count = counted(len(broken), "entry", "entries")
+        raise DataError(f"{path} has {count} without a question that can be read. The first: {broken[0]}. Copy it again.")
     questions = [each for each in found if isinstance(each, Question)]
     if not questions:
         raise DataError(f"{path} has no question. Name a file of SQuAD with some.")

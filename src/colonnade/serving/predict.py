@@ -278,7 +278,7 @@ def _token_file(trained: Trained, inputs: Sequence[Path], format_name: str | Non
         made = make_examples(format_of(format_name), inputs, Path(folder) / "examples", trained.tokenizer)
         if made.rejected:
             raise DataError(
-                f"{counted(made.rejected, 'row')} of {' '.join(map(str, inputs))} are no examples of {format_name}, "
+                f"{counted(made.rejected, 'row')} of {' '.join(map(str, inputs))} cannot be read as {format_name}, "
                 f"the first is {made.first[0]}. A prediction of every row needs all of them: mend or remove these."
             )
         yield made.prefix

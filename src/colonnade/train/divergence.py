@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from colonnade.checkpoint.schema import Count
+from colonnade.config.numbers import counted
 from colonnade.config.schema import DivergenceConfig
 from colonnade.errors import ColonnadeError
 from colonnade.optim.schedule import LearningRate
@@ -159,7 +160,7 @@ def decide(
     to = max(healthy)
     tries = sum(each.detected is not None and each.detected >= to for each in past)
     if tries >= policy.tries:
-        raise stopped(found, f"It has returned {tries} times already, which is divergence.tries. {remedy}")
+        raise stopped(found, f"It has returned {counted(tries, 'time')} already, which is divergence.tries. {remedy}")
     return Rollback(
         to=to,
         detected=found.step,
