@@ -60,7 +60,9 @@ def _whole(path: Path) -> list[Question]:
     broken = [each for each in found if isinstance(each, Rejected)]
     if broken:
         count = counted(len(broken), "entry", "entries")
-        raise DataError(f"{path} has {count} without a question that can be read. The first: {broken[0]}. Copy it again.")
+        raise DataError(
+            f"{path} has {count} without a question that can be read. The first: {broken[0]}. Copy it again."
+        )
     questions = [each for each in found if isinstance(each, Question)]
     if not questions:
         raise DataError(f"{path} has no question. Name a file of SQuAD with some.")
