@@ -168,7 +168,7 @@ def wrong_initial_weights(rank: int) -> None:
     from colonnade.train import state
 
     initialize = state.initialize_
-    state.initialize_ = lambda model, tp, seed: initialize(model, tp, seed + 1)
+    state.initialize_ = lambda model, tp, seed, device: initialize(model, tp, seed + 1, device)
 
 
 def no_number_in_the_norm(rank: int) -> None:
