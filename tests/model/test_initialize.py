@@ -58,8 +58,10 @@ def test_a_masked_models_weights_begin_as_wide() -> None:
         assert abs(values.std() - std) < 5 * std / sqrt(2 * values.numel()), name
 
 
-def test_numbers_are_drawn_on_the_device_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them at a time on a GPU, and the same."""
+@pytest.mark.parametrize(("at_once", "rows"), [(1 << 22, VOCAB), (64 * 10, 10)])
+def test_numbers_are_drawn_on_the_device_of_the_run(at_once: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them at a time on a GPU, and the same: all of a weight, or some rows of one that is larger."""
+    monkeypatch.setattr(initialize, "_ON_A_GPU", at_once)
     drawn: list[tuple[str, int]] = []
 
     def normal(keys: Any, start: int, count: int, device: torch.device) -> Tensor:
@@ -69,7 +71,7 @@ def test_numbers_are_drawn_on_the_device_of_the_run(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(initialize, "normal", normal)
     gpt = GPT(CONFIG, VOCAB, Parallel(Mesh().tp)).double()
     initialize_(gpt, Mesh().tp, 1, "cuda")
-    assert {device for device, _ in drawn} == {"cuda"} and max(rows for _, rows in drawn) == VOCAB
+    assert {device for device, _ in drawn} == {"cuda"} and max(count for _, count in drawn) == rows
     assert all(torch.equal(weight, initial()[name]) for name, weight in gpt.named_parameters())
 
 

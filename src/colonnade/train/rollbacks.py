@@ -22,8 +22,8 @@ from colonnade.data.curriculum import Curriculum
 from colonnade.errors import CheckpointError, ColonnadeError, ConfigError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
-from colonnade.train.change import Expected, as_it_began, behind
-from colonnade.train.change_requests import read_decided, to_come
+from colonnade.train.change import Expected, behind
+from colonnade.train.change_requests import began_with, read_decided, to_come
 from colonnade.train.corpus import Corpus, check_length, curriculum_of, open_corpus
 from colonnade.train.divergence import Rollback, in_force, lowered
 from colonnade.train.metadata import RunMetadata, metadata_of
@@ -108,17 +108,16 @@ def _measured_by_hand(
 ) -> Rollback:
     """By the newest checkpoint that can be read, and what was decided behind it."""
     decided = read_decided(run)
-    began = as_it_began(load(run / "config.toml"), decided.changes)
-    for step in sorted(saved, reverse=True):
+    began, to = began_with(run, decided), metadata_of(saved[rollback.to], read_manifest(saved[rollback.to]))
+    newest = to
+    for step in sorted(saved):
         with suppress(ColonnadeError):
             newest = metadata_of(saved[step], read_manifest(saved[step]))
-            left = Expected(behind(began, newest.changes), newest.step, newest.samples)
-            for change in to_come(decided, newest.changes, newest.step):
-                with suppress(ColonnadeError):  # the run has refused it, or would
-                    left = left.behind(change)
-            to = metadata_of(saved[rollback.to], read_manifest(saved[rollback.to]))
-            return measured(rollback, curriculum_of(left.config), to, recorded)
-    return rollback
+    left = Expected(behind(began, newest.changes), newest.step, newest.samples)
+    for change in to_come(decided, newest.changes, newest.step):
+        with suppress(ColonnadeError):  # the run has refused it, or would
+            left = left.behind(change)
+    return measured(rollback, curriculum_of(left.config), to, recorded)
 
 
 def measured(
