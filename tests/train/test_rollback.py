@@ -476,6 +476,9 @@ def test_batches_of_a_changed_size_are_passed_over_as_they_were(
     assert here("train", config, *options).status == 0
     metadata = metadata_of(newest := checkpoints(run) / folder_name(6), read_manifest(newest))
     assert metadata.samples == 4 * 4 + 2 * 8 + 2 * 8, "no sample twice"
+    elsewhere = [f"run.folder={inside}", *options[1:]]
+    assert here("train", config, *elsewhere).status == here("rollback", inside, 2, "--skip", 4).status == 0
+    assert rollbacks.read(inside)[0].passed == 4 * 4, "on that course the change came behind other batches"
 
 
 def test_a_run_that_returns_by_itself_counts_them_so_too(grown: tuple[Path, list[str]], config: Path) -> None:
