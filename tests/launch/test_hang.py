@@ -32,7 +32,7 @@ def trouble(folder: Path, number: int, *overrides: str) -> tuple[int, str, float
     begin = time.monotonic()
     os.kill(ranks[2], number)
     try:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=90)
     finally:
         process.terminate()  # one that has not ended, and would go on behind the tests
     assert not [rank for rank in ranks.values() if Path(f"/proc/{rank}").exists()]
@@ -52,8 +52,9 @@ class TestTrain:
 
     @pytest.mark.slow
     def test_a_rank_that_stands_still(self, tmp_path: Path) -> None:
-        status, errors, seconds = trouble(tmp_path, signal.SIGSTOP, "train.timeout=5")
-        assert status == 75 and 5 < seconds < 20
+        # where four programs share two cores, a rank has waited for more than 5 s in a step that was only slow
+        status, errors, seconds = trouble(tmp_path, signal.SIGSTOP, "train.timeout=20")
+        assert status == 75 and 20 < seconds < 50
         assert [match[1] for match in WAITS.finditer(errors)] == ["0", "1", "3"]
         assert re.search(r"; rank 2 \[pp0 dp1 tp0\] stands still in step \d+", errors)
-        assert "The limit is train.timeout = 5 seconds." in errors and "Traceback" not in errors
+        assert "The limit is train.timeout = 20 seconds." in errors and "Traceback" not in errors

@@ -115,6 +115,20 @@ def test_of_the_wrong_number_of_ranks_no_folder_stays(
     assert not (tmp_path / "wrong").exists()
 
 
+def test_rank_0_tells_of_mistakes_first(config: Path, under_torchrun: pytest.MonkeyPatch) -> None:
+    """It alone looks into files; where it has not ended the other ranks by then, they tell what they have found."""
+    waited: list[float] = []
+    under_torchrun.setattr(time, "sleep", waited.append)
+    wrong = ["train.steps=-1", "data.train=/nowhere"]
+    with pytest.raises(ConfigError, match="nowhere") as first:
+        start.load_for_run(config, wrong)
+    assert "train.steps" in str(first.value) and waited == []
+    under_torchrun.setenv("RANK", "1")
+    with pytest.raises(ConfigError, match=r"train\.steps") as second:
+        start.load_for_run(config, wrong)
+    assert "nowhere" not in str(second.value) and waited == [start.TURN_OF_RANK_0]
+
+
 def command(num_ranks: int, *arguments: object, restarts: int = 0) -> list[str]:
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
     return [*words, f"--max-restarts={restarts}", "-m", "colonnade", *map(str, arguments)]
@@ -124,6 +138,14 @@ def torchrun(num_ranks: int, *arguments: object, restarts: int = 0) -> Answer:
     words = command(num_ranks, *arguments, restarts=restarts)
     done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=200, check=False)
     return Answer(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.slow
+def test_all_mistakes_are_told_at_once_and_once(config: Path) -> None:
+    answer = torchrun(2, "train", config, "parallel.dp=2", "train.steps=-1", "data.train=/nowhere")
+    told = [line for line in answer.err.splitlines() if line.startswith(("colonnade: ", "  ")) and "/nowhere" in line]
+    assert answer.status == 1 and len(told) == 1 and answer.err.count("colonnade: ") == 1
+    assert answer.err.count("train.steps") == 1
 
 
 @pytest.mark.slow

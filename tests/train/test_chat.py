@@ -153,6 +153,15 @@ def test_an_answer_ends_where_a_text_does_too(talks: Path, tuned: Path, monkeypa
     assert [set(each["stop"]) for each in asked] == [{end}, {end, turn}] and end != turn
 
 
+def test_others_end_an_answer_there_too(talks: Path, tuned: Path, tmp_path: Path) -> None:
+    """In what `convert` makes of it: programs that read a folder of Hugging Face know of no turns."""
+    assert here("convert", tuned, tmp_path / "theirs").status == 0
+    tokenizer = Tokenizer.load(talks / "tokenizer")
+    wanted = sorted([tokenizer.end_of_document or 0, tokenizer.id_of("<|im_end|>") or 0])
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "theirs" / name).read_text())["eos_token_id"] == wanted
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [

@@ -21,6 +21,7 @@ from colonnade.convert.card import card
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import check_space, check_target, publish, workspace
 from colonnade.convert.to_checkpoint import BESIDE
+from colonnade.data.conversation import Chat
 from colonnade.data.t5_dataset import end_and_start, end_of_text
 from colonnade.data.text_template import with_control_tokens, with_end
 from colonnade.data.tokenizer import Tokenizer
@@ -29,7 +30,7 @@ from colonnade.huggingface.files import INDEX
 from colonnade.huggingface.folder import CONFIG, TOKEN_IDS, ids_in, open_published
 from colonnade.huggingface.order import to_theirs
 from colonnade.huggingface.write import Planned, PlannedFile, Writer, index_of, plan_files
-from colonnade.serving.trained import described, tokenizer_of
+from colonnade.serving.trained import described, template_of, tokenizer_of
 from colonnade.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 from colonnade.train.metadata import MOST_BYTES, RunMetadata
 
@@ -180,7 +181,16 @@ def _ids(it: Opened) -> dict[str, Any]:
     pad = None if it.tokenizer is None or it.config.model.is_causal else it.tokenizer.id_of("[PAD]")
     if it.tokenizer is not None and it.family.has_decoder:
         end, pad = end_and_start(it.tokenizer)
-    return dict(zip(TOKEN_IDS, (end, end, pad), strict=True))
+    return dict(zip(TOKEN_IDS, (end, _ends(it, end), pad), strict=True))
+
+
+def _ends(it: Opened, end: int | None) -> int | list[int] | None:
+    """What ends a text: `end`, or what the weights say that the run began from; and what ends an answer."""
+    found = set(it.metadata.ends or (() if end is None else (end,)))
+    if it.tokenizer is not None and it.config.model.is_causal and (template := template_of(it.path, it.manifest)):
+        turn = Chat(template, it.tokenizer).end_of_turn
+        found |= set() if turn is None else {turn}
+    return sorted(found) if len(found) > 1 else next(iter(found), None)
 
 
 def _tokenizer_json(it: Opened, tokenizer: Tokenizer) -> str:

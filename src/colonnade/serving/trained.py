@@ -1,8 +1,7 @@
 """A trained model in use: opened from its checkpoint, it writes text or is measured on one."""
 
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -29,12 +28,11 @@ from colonnade.data.chat_template import ChatTemplate, Message
 from colonnade.data.conversation import Chat
 from colonnade.data.t5_dataset import end_and_start, text_with_gaps
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.data.tokenizer_config import control_tokens
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.generation.sample import Stages, generate
 from colonnade.generation.sampling import Sampling
 from colonnade.generation.stream import TextDelta, end_note, prompt_tokens, stream_text
-from colonnade.huggingface.folder import GENERATION_CONFIG, ids_in, is_published
+from colonnade.huggingface.folder import is_published
 from colonnade.huggingface.peft import is_peft
 from colonnade.launch.devices import choose_device
 from colonnade.launch.join import joined
@@ -62,6 +60,7 @@ from colonnade.train.newest import checkpoint_at
 from colonnade.train.products import served_by, slices_of
 from colonnade.train.recovery import OPTIMIZER, shard
 from colonnade.train.state import build_model
+from colonnade.train.text_ends import ends_of, object_of
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,6 @@ class Trained:
         return prompt_tokens(self.tokenizer, text)
 
 
-_END = "eos_token_id"  # in what describes a published model
 _HELD_OUT = "it can be evaluated on the held-out parts of its run's data (--part validation, --part test), and no more."
 
 
@@ -366,38 +364,7 @@ def tokenizer_of(path: Path, manifest: Manifest) -> Tokenizer:
 
 def template_of(path: Path, manifest: Manifest) -> ChatTemplate | None:
     """The chat template that a checkpoint carries. CheckpointError if it is damaged."""
-    return ChatTemplate.from_json(_object_of(path, manifest, CHAT))
-
-
-def ends_of(path: Path, manifest: Manifest, tokenizer: Tokenizer) -> frozenset[int]:
-    """The tokens that end a text: what a published model says in its generation_config.json, else in its config.json,
-    as for transformers, else by its tokenizer's name for one. None where the checkpoint says nothing, and of a run
-    whose documents have an end.
-    """
-    came = manifest.metadata.get("converted_from")
-    published = came if isinstance(came, dict) else {}
-    for content in (_object_of(path, manifest, GENERATION_CONFIG), published):
-        if ids := ids_in(content.get(_END)):
-            return frozenset(ids)
-    if not published and tokenizer.end_of_document is not None:
-        return frozenset()
-    name = control_tokens(_object_of(path, manifest, CHAT)).get("eos_token")
-    found = None if name is None else tokenizer.id_of(name)
-    return frozenset(() if found is None else (found,))
-
-
-def _object_of(path: Path, manifest: Manifest, name: str) -> Mapping[str, Any]:
-    """A file of JSON in a checkpoint; empty where it is not there, or holds something else. CheckpointError if it is
-    damaged.
-    """
-    if name not in manifest.files:
-        return {}
-    check_hash(path, manifest, name)
-    try:
-        content = json.loads(read_plain(path / name, MOST_BYTES))
-    except (ValueError, RecursionError):
-        raise CheckpointError(f"{path / name} is damaged: it is no JSON. {remedy(path)}") from None
-    return content if isinstance(content, dict) else {}
+    return ChatTemplate.from_json(object_of(path, manifest, CHAT))
 
 
 def _weights(model: Transformer, tp: Axis) -> Iterator[Shard]:

@@ -92,6 +92,8 @@ class RunMetadata(BaseModel):
     tokenizer_sha256: str | None = None
     labels: tuple[str, ...] = ()
     """Names of what a classifier tells apart, from 0 on; none where they are unknown."""
+    ends: tuple[Count, ...] = ()
+    """Tokens that end a text, as the weights say that the run began from; none where they say nothing."""
     data: dict[str, DataMetadata] | None = None
     """By the key of the configuration that names the file; None: nobody wrote it down."""
     products: ProductMetadata | None = None

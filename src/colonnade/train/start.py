@@ -16,6 +16,7 @@ torchrun rank 0 locks it.
 
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -42,6 +43,10 @@ from colonnade.train.score_names import score_problems
 from colonnade.train.side_by_side import Share
 from colonnade.train.sweep import Sweep
 
+TURN_OF_RANK_0 = 10.0
+"""[s] Under torchrun: a mistake in the configuration is told by another rank if by then rank 0 has not told it, with
+what only rank 0 looks for."""
+
 
 def given(path: Path) -> TomlFile:
     """The configuration file of a run. Ranks get what their supervisor has read: however often they are started again,
@@ -54,10 +59,16 @@ def given(path: Path) -> TomlFile:
 def load_for_run(path: Path | TomlFile, overrides: Sequence[str] = (), *, also: MoreChecks | None = None) -> Config:
     """The configuration of a run that is to start here. Raises ConfigError with every problem, of files and GPUs too.
 
-    What the launcher has shown, its ranks do not show; what rank 0 shows, the others do not. `also`: that of `load`.
+    What the launcher has shown, its ranks do not show; what rank 0 shows, the others do not: torchrun ends them when
+    it has. `also`: that of `load`.
     """
     if launch.has_supervisor() or launch.rank_and_size()[0] != 0:
-        return _as_begun(load(path, overrides, complete=complete))
+        try:
+            return _as_begun(load(path, overrides, complete=complete))
+        except ConfigError:
+            if not launch.has_supervisor():
+                time.sleep(TURN_OF_RANK_0)
+            raise
     checks = [problems_of_a_beginning, problems_of_files, *([] if also is None else [also])]
 
     def all_checks(config: Config, uncertain: set[str]) -> list[Problem]:

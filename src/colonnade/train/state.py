@@ -65,6 +65,8 @@ class TrainState:
     """Whom it learns from besides the labels."""
     base: Base | None = None
     """What is not saved with it; None: everything is."""
+    ends: tuple[int, ...] = ()
+    """Tokens that end a text, as the weights say that it began from; none where they say nothing."""
     drawn: bool = True
     """Whether the weights began as initial weights; False where they were to be loaded."""
     step: int = 0
