@@ -1,5 +1,6 @@
 """What is wrong with the files that a configuration names, and with the devices that it wants, before ranks start."""
 
+import errno
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
@@ -36,6 +37,7 @@ def problems_of_files(config: Config, uncertain: Collection[str]) -> list[Proble
         *_weights_problems(config, uncertain),
         *_reference_problems(config, uncertain),
         *_parts_problems(config, uncertain),
+        *_folder_problems(config, uncertain),
     ]
 
 
@@ -135,6 +137,19 @@ def _parts_problems(config: Config, uncertain: Collection[str]) -> Iterator[Prob
         check = partial(check_sites, config.model, stated(), config.thermometers.sites)
         wrong += _problems(check, "thermometers.sites")
     yield from wrong
+
+
+def _folder_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
+    """Whether the run's folder can be written, or made where it is not there; nothing is made."""
+    if "run.folder" in uncertain:
+        return
+    folder = Path(config.run.folder).absolute()
+    there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return
+    number = errno.EACCES if there.is_dir() else errno.ENOTDIR
+    error = OSError(number, os.strerror(number), str(there))
+    yield Problem(str(run_folder.unwritable(config, error)), ("run.folder",))
 
 
 def _open_header(name: str, cache: str | None) -> None:
