@@ -28,6 +28,7 @@ folder = "run"
 """
 DEEP = "it has more than 8 lists or tables within each other"
 LARGE = "it has a whole number that 64 bits cannot hold"
+ZERO = "it has a text with a zero byte (\\u0000)"
 VALUES = {
     "model.hidden_size=9223372036854775807": "is out of range: it may be 1,000,000,000 at most",
     "model.num_layers=1000000000": "model.num_layers = 1000000000 is out of range: it may be 100,000 at most.",
@@ -41,6 +42,9 @@ VALUES = {
     "train.steps=" + "[" * 2000 + "]" * 2000: DEEP,
     "train.steps=" + "{a = " * 2000 + "1" + "}" * 2000: DEEP,
     "train.steps={" + ".".join("a" * 2000) + " = 1}": DEEP,
+    'run.folder="a\\u0000b"': ZERO,
+    'data.blend={"a\\u0000" = 1.0}': ZERO,
+    'thermometers.sites=["\\u0000"]': ZERO,
 }
 
 

@@ -27,6 +27,7 @@ TomlTable = dict[str, Any]
 DEEPEST = 8  # tables and lists within each other
 TOO_DEEP = f"it has more than {DEEPEST} lists or tables within each other, and no key takes that"
 TOO_LARGE = "it has a whole number that 64 bits cannot hold, and TOML has none"
+ZERO = "it has a text with a zero byte (\\u0000), and no name of a file has one"
 MoreChecks = Callable[[Config, set[str]], list[Problem]]
 
 
@@ -122,7 +123,9 @@ class _NotOurs(ValueError):
 
 
 def _content_of(text: str) -> TomlTable:
-    """The content of TOML text. TOMLDecodeError if it is none; _NotOurs if it is too deep, or has too large numbers."""
+    """The content of TOML text. TOMLDecodeError if it is none; _NotOurs if it is too deep, or has too large numbers or
+    zero bytes.
+    """
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -136,9 +139,16 @@ def _content_of(text: str) -> TomlTable:
         values = [inner for value in values for inner in _inside(value)]
         if any(type(value) is int and not -(2**63) <= value < 2**63 for value in values):
             raise _NotOurs(TOO_LARGE)
+        if any("\0" in text for value in values for text in _texts(value)):
+            raise _NotOurs(ZERO)
     if values:
         raise _NotOurs(TOO_DEEP)
     return content
+
+
+def _texts(value: object) -> Collection[str]:
+    """The text that a value is, or the names in a table."""
+    return (value,) if isinstance(value, str) else value if isinstance(value, dict) else ()
 
 
 def _inside(value: object) -> Collection[object]:
