@@ -83,9 +83,22 @@ def test_one_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert last_line(tmp_path / "1.log") == "colonnade: train.steps = 0: use more"
 
 
-def test_after_an_interruption_no_more_begin(tmp_path: Path) -> None:
-    told: list[dict[str, float | int | bool]] = [{"seconds": 0, "status": 130}, {"seconds": 1}, {"seconds": 0}]
-    assert all_of(tmp_path, told, 2) == (130, {"0": 130, "1": 0}), "what runs goes on to its end"
+def test_after_an_interruption_no_more_begin() -> None:
+    processes, found = get_context("fork"), dict[int, int]()
+    first_has_ended = processes.Event()
+    does = [lambda: os._exit(130), lambda: first_has_ended.wait(60), lambda: None]
+
+    def begin(number: int, share: Share) -> BaseProcess:
+        process = processes.Process(target=does[number])
+        process.start()
+        return process
+
+    def ended(number: int, status: int, seconds: float) -> None:
+        found[number] = status
+        first_has_ended.set()
+
+    assert run_side_by_side([0, 1, 2], 2, start=begin, ended=ended) == 130
+    assert found == {0: 130, 1: 0}, "what runs goes on to its end"
 
 
 def test_a_signal_reaches_all(tmp_path: Path) -> None:

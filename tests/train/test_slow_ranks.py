@@ -197,7 +197,7 @@ def keys(steps: int, run: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_a_rank_that_sleeps_is_named_until_it_is_well(config: Path, tmp_path: Path) -> None:
-    first = sleeping(lambda rank, step: 0.3 if rank == 1 and FIRST_STEPS < step <= FIRST_STEPS + 3 else 0.0)
+    first = sleeping(lambda rank, step: 1.5 if rank == 1 and FIRST_STEPS < step <= FIRST_STEPS + 3 else 0.0)
     slow_run, even = tmp_path / "slow", tmp_path / "even"
     answer = forked("train", config, *keys(11, slow_run), "parallel.dp=2", num_ranks=2, first=first)
     assert answer.status == 0 and "[pp0 dp1 tp0] rank 1 on" in answer.out
@@ -206,15 +206,15 @@ def test_a_rank_that_sleeps_is_named_until_it_is_well(config: Path, tmp_path: Pa
         ("slow rank", 1, 8),
         ("rank well again", 1, 11),
     ]
-    assert told[0]["factor"] > 3 and told[0]["seconds"] >= 0.3
+    assert told[0]["factor"] > 3 and told[0]["seconds"] >= 1.5
     answer = forked("train", config, *keys(11, even), "run.slow_ranks_every=0", "parallel.dp=2", num_ranks=2)
     assert answer.status == 0 and metrics(even) == metrics(slow_run)
 
 
 @pytest.mark.slow
 def test_stages_of_unequal_work_and_those_who_wait_are_not_named(config: Path, tmp_path: Path) -> None:
-    """The second stage takes four times as long as the first, and one of its two ranks five times as long as that."""
-    first = sleeping(lambda rank, step: {0: 0.05, 1: 0.05, 2: 0.2, 3: 1.0}[rank])
+    """The second stage takes longer than the first, and one of its two ranks several times as long as the other."""
+    first = sleeping(lambda rank, step: {0: 0.1, 1: 0.1, 2: 0.4, 3: 3.0}[rank] if step > FIRST_STEPS else 0.0)
     layout = ["parallel.pp=2", "parallel.dp=2"]
     answer = forked("train", config, *keys(8, tmp_path / "run"), *layout, num_ranks=4, first=first)
     assert answer.status == 0
