@@ -11,7 +11,7 @@ import torch
 
 from colonnade.checkpoint.manifest import read_manifest, verify
 from colonnade.config.load import load
-from colonnade.convert.to_huggingface import _ids
+from colonnade.convert.to_huggingface import _ids, _with_template
 from tests.commands import here
 from tests.convert.published import MODELS, classes, heard, saved, state_of, transformers
 from tests.runs import whole_tensors
@@ -217,3 +217,10 @@ def test_several_tokens_may_end_a_text() -> None:
     came = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": "x"}
     opened: Any = SimpleNamespace(manifest=SimpleNamespace(metadata={"converted_from": came}))
     assert _ids(opened) == {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": None}
+
+
+def test_a_template_gets_no_token_that_it_had_none_of() -> None:
+    """Of those that it names; others are of no consequence to it."""
+    ours = {"tokenizer_class": "x", "bos_token": "a", "eos_token": "b", "pad_token": "c"}
+    kept = {"chat_template": "{{ bos_token }}{{ eos_token }}", "eos_token": "d"}
+    assert _with_template(ours, kept) == {"tokenizer_class": "x", "eos_token": "d", "pad_token": "c", **kept}

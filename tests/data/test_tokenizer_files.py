@@ -106,7 +106,7 @@ def test_the_published_vocabulary() -> None:
     ("names", "message"),
     [
         (["a", "b"], r"has no \[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\]"),
-        ([*VOCAB, "dog"], "has a token twice"),
+        ([*VOCAB, "dog"], 'has "dog" more than once'),
         ([], r"has no \[PAD\]"),
     ],
 )

@@ -107,6 +107,14 @@ def test_the_number_of_a_file_changes_that_is_named_with_credentials(config: Pat
     assert as_it_began(now, [change]) == began
 
 
+def test_a_line_names_a_file_of_the_blend_as_the_command_does(config: Path) -> None:
+    config.write_text(re.sub('train = ".*"', 'blend = {"data/a" = 0.5, b = 0.5}', config.read_text(), count=1))
+    began = load(config, ["train.steps=100"])
+    for asked in ({f"{BLEND}.data/a": 0.2, "train.steps": 120}, {BLEND: {"data/a": 0.2}, "train.steps": 120}):
+        (change,) = Decided().with_line(Line("a", json.dumps({"change": asked}), is_whole=True), began, 3).changes
+        assert change.values == {BLEND: {"data/a": 0.2}, "train.steps": 120}
+
+
 @pytest.mark.parametrize("first", [20, 40])
 def test_a_file_that_a_change_does_not_name_keeps_the_number_of_an_earlier_one(config: Path, first: int) -> None:
     """Earlier by its step, in whichever order they were asked for; and the run may be started with each mixture."""
@@ -128,10 +136,10 @@ def test_a_file_that_a_change_does_not_name_keeps_the_number_of_an_earlier_one(c
     ("keys", "said"),
     [
         (["checkpoint.keep=1" + "0" * 24], "checkpoint.keep cannot be read: it has a whole number that 64 bits cannot"),
-        (["train.steps=300", "train.steps=500"], "'train.steps=500' gives train.steps a second value"),
-        (["data.blend=3", "data.blend.a=1"], "'data.blend.a=1' gives data.blend.a a second value"),
-        (["data.blend.a=1", "data.blend={a = 1}"], "'data.blend={a = 1}' gives data.blend a second value"),
-        (["data.blend.a=1", "data.blend.a=2"], "'data.blend.a=2' gives data.blend.a a second value"),
+        (["train.steps=300", "train.steps=500"], "train.steps has two values"),
+        (["data.blend=3", "data.blend.a=1"], "data.blend.a has two values"),
+        (["data.blend.a=1", "data.blend={a = 1}"], "data.blend has two values"),
+        (["data.blend.a=1", "data.blend.a=2"], "data.blend.a has two values"),
         (["data.blend.a"], "'data.blend.a' is not of the form"),
         (["optim.learning_rate=1970-01-01"], "no key takes a date or time"),
     ],
@@ -161,6 +169,7 @@ def test_values_that_cannot_be_read_or_come_twice_are_one_message(
         ('{"change": {"data": {"seed": 1}}}', "data is a section. Name each key whole, like data.blend."),
         ('{"change": {"steps": 60}}', "steps = 60 stands outside of any section. Write it as train.steps."),
         ('{"change": {"trian": {"steps": 60}}}', "[trian] is not a section. Did you mean [train]?"),
+        ('{"change": {"data.blend": {"a": 1}, "data.blend.a": 2}}', "data.blend.a has two values"),
         ('{"change": {"checkpoint.every": null}}', "checkpoint.every = (unset) is no value, where a whole number of"),
     ],
 )

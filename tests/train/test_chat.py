@@ -153,6 +153,27 @@ def test_an_answer_ends_where_a_text_does_too(talks: Path, tuned: Path, monkeypa
     assert [set(each["stop"]) for each in asked] == [{end}, {end, turn}] and end != turn
 
 
+@pytest.mark.slow
+def test_a_template_writes_for_others_what_it_wrote_in_training(talks: Path, tmp_path: Path) -> None:
+    """It would begin with the token that begins a text, of which its tokenizer has none."""
+    folder = folder_of(tmp_path / "tokenizer", "{{- bos_token }}" + CHATML)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["bos_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    answer = here(
+        "data", "examples", "chat", talks / "talks.jsonl", "--output", tmp_path / "talks", "--tokenizer", folder
+    )
+    assert answer.status == 0, answer
+    answer = run(talks, tmp_path, f"data.train={tmp_path / 'talks'}", f"data.tokenizer={folder}", "train.steps=1")
+    assert answer.status == 0, answer
+    assert here("convert", tmp_path / "run", tmp_path / "theirs").status == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    messages = json.loads((talks / "talks.jsonl").read_text().splitlines()[0])["messages"]
+    told = tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"]
+    trained = TokenFile(tmp_path / "talks").document(0).tolist()
+    assert told == trained[: len(told)] and tokenizer.eos_token == "</s>"
+
+
 def test_others_end_an_answer_there_too(talks: Path, tuned: Path, tmp_path: Path) -> None:
     """In what `convert` makes of it: programs that read a folder of Hugging Face know of no turns."""
     assert here("convert", tuned, tmp_path / "theirs").status == 0

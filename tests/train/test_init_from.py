@@ -30,8 +30,8 @@ WEIGHTS_ONLY = ("optim.learning_rate=1e-30", "optim.min_learning_rate=0.0", "opt
 """A step that moves nothing, so that what is saved is what the run began with."""
 
 
-def no_ends(_: Tokenizer) -> frozenset[int]:
-    return frozenset()
+def nothing(_: Tokenizer | None) -> None:
+    """Was published."""
 
 
 def weights_of(path: Path) -> dict[str, torch.Tensor]:
@@ -228,7 +228,7 @@ def test_another_tokenizer_must_agree_on_the_ids_that_both_have(
     content["model"]["vocab"] |= {names[40]: 41, names[41]: 40}
     content["model"]["merges"] = []
     (tmp_path / "other.json").write_text(json.dumps(content))
-    origin = Origin(source, "a checkpoint", {}, {}, 0, "?", source, lambda _: None, no_ends)
+    origin = Origin(source, "a checkpoint", {}, {}, 0, "?", source, lambda _: None, nothing)
     with pytest.raises(CheckpointError, match="2 ids that both have: 40 is "):
         check_common_tokens(origin, Tokenizer.load(tmp_path / "other.json"))
     check_common_tokens(origin, Tokenizer.load(source))
@@ -245,7 +245,7 @@ def test_a_run_asks_for_tokens_alike_whether_or_not_it_may_resize(
     (tmp_path / "other.json").write_text(json.dumps(content))
     ours: Any = SimpleNamespace(tokenizer=Tokenizer.load(tmp_path / "other.json"))
     known = Tokenizer.load(finished.newest).sha256
-    origin = Origin(finished.newest, "a checkpoint", {}, {}, 0, known, finished.newest, lambda _: None, no_ends)
+    origin = Origin(finished.newest, "a checkpoint", {}, {}, 0, known, finished.newest, lambda _: None, nothing)
     said = "differ in 2 ids that both have" if resize else "the same id would mean different text"
     with pytest.raises(CheckpointError, match=said):
         init_from._check_tokenizer(origin, ours, resize=resize)
@@ -259,7 +259,7 @@ def test_a_frozen_weight_of_another_size_is_not_the_bases(tmp_path: Path) -> Non
     weights = {name: Weight(name, (3, 2), is_frozen=name != "trained") for name in ("same", "grown", "new", "trained")}
     state: Any = SimpleNamespace(model=SimpleNamespace(architecture=SimpleNamespace(weights=lambda: weights)))
     shapes = {"same": (3, 2), "grown": (2, 2), "trained": (3, 2)}
-    origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, None, tmp_path, lambda _: None, no_ends)
+    origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, None, tmp_path, lambda _: None, nothing)
     assert based_on(origin, state, Mesh().world).weights == {"same"}
 
 
@@ -280,7 +280,7 @@ def test_a_classifier_is_taken_where_its_numbers_mean_the_runs_labels(
     corpus: Any = SimpleNamespace(vocab_size=200, labels=["entailment", "neutral", "contradiction"])
     shapes = {"embedding.tokens.weight": (200, 16), "head.classifier.weight": (3, 16)}
     model = model_metadata(config.model, 200)
-    origin = Origin(tmp_path, "a published BERT", model, shapes, 0, None, tmp_path, lambda _: None, no_ends, labels)
+    origin = Origin(tmp_path, "a published BERT", model, shapes, 0, None, tmp_path, lambda _: None, nothing, labels)
     found = init_from._without_other_answers(origin, config, corpus)
     assert found.unused == (set() if is_taken else {"head.classifier.weight"})
     assert found.shapes.keys() == shapes.keys() - found.unused

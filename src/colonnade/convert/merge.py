@@ -57,7 +57,7 @@ def _metadata(it: Adapted) -> dict[str, Any]:
         "model": model_metadata(it.config.model, it.metadata.model.vocab_size),
         "tokenizer_sha256": it.metadata.tokenizer_sha256,
         "labels": list(it.metadata.labels),
-        "ends": list(it.metadata.ends),
+        "published": None if it.metadata.published is None else it.metadata.published.model_dump(),
         "merged_from": {
             "step": it.metadata.step,
             "rank": it.adapters.rank,

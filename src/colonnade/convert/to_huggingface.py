@@ -27,13 +27,15 @@ from colonnade.data.text_template import with_control_tokens, with_end
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import INDEX
-from colonnade.huggingface.folder import CONFIG, TOKEN_IDS, ids_in, open_published
+from colonnade.huggingface.folder import CONFIG, GENERATION_CONFIG, TOKEN_IDS, ids_in, open_published
 from colonnade.huggingface.order import to_theirs
 from colonnade.huggingface.write import Planned, PlannedFile, Writer, index_of, plan_files
 from colonnade.serving.trained import described, template_of, tokenizer_of
 from colonnade.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 from colonnade.train.metadata import MOST_BYTES, RunMetadata
+from colonnade.train.published import ends_said
 
+_BEGIN, _END, _PAD = TOKEN_IDS
 _SPECIAL = {
     "unk_token": ("[UNK]", "<unk>"),
     "cls_token": ("[CLS]",),
@@ -147,12 +149,12 @@ def _beside(it: Opened, files: list[PlannedFile], dtype: torch.dtype) -> dict[st
         texts["tokenizer.json"] = _tokenizer_json(it, it.tokenizer)
         texts[TOKENIZER_CONFIG] = _json(_tokenizer_config(it, it.tokenizer))
     if it.config.model.is_causal:
-        texts["generation_config.json"] = _json({"_from_model_config": True, **ids})
+        texts[GENERATION_CONFIG] = _json(_generation(it, ids))
     for name in BESIDE:
         if name in it.manifest.files:
             text = read_plain(it.path / name, MOST_BYTES).decode()
             if name == TOKENIZER_CONFIG and name in texts and "tokenizer_class" not in (kept := json.loads(text)):
-                text = _json({**json.loads(texts[name]), **kept})  # a run's own, which has a chat template alone
+                text = _json(_with_template(json.loads(texts[name]), kept))
             texts[name] = text
     index = index_of(files)
     if index is not None:
@@ -181,16 +183,38 @@ def _ids(it: Opened) -> dict[str, Any]:
     pad = None if it.tokenizer is None or it.config.model.is_causal else it.tokenizer.id_of("[PAD]")
     if it.tokenizer is not None and it.family.has_decoder:
         end, pad = end_and_start(it.tokenizer)
-    return dict(zip(TOKEN_IDS, (end, _ends(it, end), pad), strict=True))
+    begin, published = end, it.metadata.published
+    if published is not None:
+        begin = next(iter(ids_in(published.ids.get(_BEGIN))), None)
+        pad = next(iter(ids_in(published.ids.get(_PAD))), pad)
+    return {_BEGIN: begin, _END: _ends(it, end), _PAD: pad}
 
 
 def _ends(it: Opened, end: int | None) -> int | list[int] | None:
-    """What ends a text: `end`, or what the weights say that the run began from; and what ends an answer."""
-    found = set(it.metadata.ends or (() if end is None else (end,)))
+    """What ends a text: `end`, or what was published with the weights that the run began from; and what ends an
+    answer.
+    """
+    published = it.metadata.published
+    found = set(() if end is None else (end,)) if published is None else set(ends_said(published))
     if it.tokenizer is not None and it.config.model.is_causal and (template := template_of(it.path, it.manifest)):
         turn = Chat(template, it.tokenizer).end_of_turn
         found |= set() if turn is None else {turn}
     return sorted(found) if len(found) > 1 else next(iter(found), None)
+
+
+def _generation(it: Opened, ids: dict[str, Any]) -> dict[str, Any]:
+    """How text is drawn, as it was published with the weights that the run began from, and what ends it by now."""
+    published = it.metadata.published
+    said = {} if published is None else published.generation
+    return {**ids, **said, _END: ids[_END]} if said else {"_from_model_config": True, **ids}
+
+
+def _with_template(ours: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+    """A run's own tokenizer_config.json has a chat template, and the tokens that it may write. Another that it names
+    wrote nothing in training, and is left out.
+    """
+    template = str(kept.get("chat_template"))
+    return {**{key: value for key, value in ours.items() if not key.endswith("_token") or key not in template}, **kept}
 
 
 def _tokenizer_json(it: Opened, tokenizer: Tokenizer) -> str:
@@ -207,8 +231,14 @@ def _tokenizer_config(it: Opened, tokenizer: Tokenizer) -> dict[str, Any]:
     }
     content["clean_up_tokenization_spaces"] = False
     end = end_of_text(tokenizer) if it.family.has_decoder else tokenizer.end_of_document
-    if end is not None:
-        content |= {"bos_token": tokenizer.names[end], "eos_token": tokenizer.names[end]}
+    numbers, published = {"bos_token": end, "eos_token": end}, it.metadata.published
+    if published is not None:
+        ids, ends = _ids(it), ends_said(published)
+        numbers = {"bos_token": ids[_BEGIN], "eos_token": end if end in ends else next(iter(ends), end)}
+        numbers["pad_token"] = ids[_PAD]
+    for key, number in numbers.items():
+        if number is not None and number < len(tokenizer.names):
+            content[key] = tokenizer.names[number]
     if it.config.model.kind == "bert":
         content["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     for key, names in _SPECIAL.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -28,8 +29,9 @@ def load_wordpiece(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer:
     while names and not names[-1]:
         names.pop()
     missing = [name for name in CONTROL if name not in names]
-    if missing or len(set(names)) < len(names):
-        what = f"has no {', '.join(missing)}" if missing else "has a token twice"
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if missing or twice:
+        what = f"has no {', '.join(missing)}" if missing else f"has {shown(twice[0])} more than once"
         raise DataError(f"{path} is no WordPiece vocabulary: it {what}. Use BERT's vocab.txt, one token a line.")
     lower = not any(name != name.lower() for name in names if not name.startswith("["))
     inner = _around({name: number for number, name in enumerate(names)})

@@ -101,7 +101,7 @@ def _write(format: Format, paths: Sequence[Path], prefix: str, tokenizer: Tokeni
             tokens = np.fromiter(chain.from_iterable(document.sequences), dtype=np.int64, count=sum(lengths))
             writer.add_document(tokens, lengths=lengths)
         if not counts.examples:
-            first = f" The first: {rejected.examples[0]}." if rejected.examples else " The files are empty."
+            first = f" The first: {rejected.examples[0]}." if rejected.examples else " The files have no rows."
             raise DataError(
                 f"{', '.join(map(str, paths))}: no example of {format.fields.format}, and "
                 f"{counted(rejected.count, 'row')} that {'is' if rejected.count == 1 else 'are'} none.{first} Check "

@@ -58,9 +58,9 @@ from colonnade.train.init_from import origin_at
 from colonnade.train.metadata import MOST_BYTES, RunMetadata, config_of, metadata_of
 from colonnade.train.newest import checkpoint_at
 from colonnade.train.products import served_by, slices_of
+from colonnade.train.published import ends_of, object_of
 from colonnade.train.recovery import OPTIMIZER, shard
 from colonnade.train.state import build_model
-from colonnade.train.text_ends import ends_of, object_of
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -181,7 +181,7 @@ def decide(line: Line, began: Config, decided: Decided, step: int) -> Change:
     at = step if request.get("at") is None else request["at"]
     if at < step:
         raise ConfigError(f"step {at:,} is over: the run has done {step:,}. Name a later one, or none for the next.")
-    values = asked_values(began, request["change"])
+    values = asked_values(began, _by_key(request["change"].items()))
     by, reason = (without_credentials(str(request.get(name) or "")) for name in ("by", "reason"))
     change = Change(at=at, values=values, was=was(began, values), line=line.known_as, by=by, reason=reason)
     expected(began, [*decided.changes, change])
@@ -192,17 +192,26 @@ def values_of(overrides: Sequence[str]) -> dict[str, Any]:
     """The values of SECTION.KEY=VALUE, by key; of data.blend also of single files, data.blend.FILE=VALUE. ConfigError
     for other forms, and for what is given twice.
     """
-    values: dict[str, Any] = {}
+    found: list[tuple[str, Any]] = []
     for override in overrides:
         of_file = override.startswith(f"{BLEND}.")
         name, equals, text = override.rpartition("=") if of_file else override.partition("=")
         if not (equals and "." in name):
             raise ConfigError(f"{override!r} is not of the form SECTION.KEY=VALUE, like optim.learning_rate=1e-4.")
-        key = name.removeprefix(f"{BLEND}.") if of_file else name.strip()
+        found.append((name if of_file else name.strip(), value_of(text.strip(), name)))
+    return _by_key(found)
+
+
+def _by_key(given: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """With the numbers of single files, data.blend.FILE, in one data.blend. ConfigError for what is given twice."""
+    values: dict[str, Any] = {}
+    for name, value in given:
+        of_file = name.startswith(f"{BLEND}.")
+        key = name.removeprefix(f"{BLEND}.") if of_file else name
         there = values.setdefault(BLEND, {}) if of_file else values
         if not isinstance(there, dict) or key in there:
-            raise ConfigError(f"{override!r} gives {name.strip()} a second value. Give each key one.")
-        there[key] = value_of(text.strip(), name)
+            raise ConfigError(f"{name} has two values. Give each key one.")
+        there[key] = value
     return values
 
 

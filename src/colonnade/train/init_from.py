@@ -29,12 +29,12 @@ from colonnade.huggingface.peft import is_peft
 from colonnade.mesh.mesh import Axis
 from colonnade.train.base import Base, content_together
 from colonnade.train.corpus import Corpus
-from colonnade.train.metadata import metadata_of
+from colonnade.train.metadata import PublishedMetadata, metadata_of
 from colonnade.train.monitor import Monitor
 from colonnade.train.newest import checkpoint_at
+from colonnade.train.published import published_at, published_in
 from colonnade.train.recovery import OPTIMIZER, shards_of
 from colonnade.train.state import TrainState
-from colonnade.train.text_ends import ends_in, ends_of
 
 MAY_DIFFER = ("num_layers", "window", "head", "num_labels")
 """Keys of [model], and those of [model.rotary], with which a model may go on otherwise than it was trained."""
@@ -59,14 +59,14 @@ class Origin:
     """The folder that has it, if any has."""
     fill: Callable[[Sequence[Shard]], None]
     """Reads into shards; every rank calls it."""
-    ends_by: Callable[[Tokenizer], frozenset[int]]
-    """Tokens that end a text, by a tokenizer's numbers of their names."""
+    published_by: Callable[[Tokenizer | None], PublishedMetadata | None]
+    """What was published with them, where names of tokens have the numbers of this tokenizer."""
     labels: tuple[str, ...] = ()
     """Names of what its classifier tells apart, from 0 on; none where they are unknown."""
     unused: frozenset[str] = frozenset()
     """Weights that are there, and mean something else than those of these names here."""
-    ends: tuple[int, ...] = ()
-    """Tokens that end a text, by the run's tokenizer."""
+    published: PublishedMetadata | None = None
+    """By the run's tokenizer."""
 
 
 def opened(config: Config, corpus: Corpus) -> Origin | None:
@@ -76,8 +76,7 @@ def opened(config: Config, corpus: Corpus) -> Origin | None:
     origin = origin_at(Path(config.train.init_from))
     _check_model(origin, config, corpus)
     _check_tokenizer(origin, corpus, resize=config.train.init_from_resize)
-    if corpus.tokenizer is not None:
-        origin = replace(origin, ends=tuple(sorted(origin.ends_by(corpus.tokenizer))))
+    origin = replace(origin, published=origin.published_by(corpus.tokenizer))
     return _without_other_answers(origin, config, corpus)
 
 
@@ -148,7 +147,7 @@ def _of_checkpoint(path: Path, found: Path | None, named_by: str) -> Origin:
         tokenizer=metadata.tokenizer_sha256,
         tokenizer_at=found,
         fill=partial(_fill_from_checkpoint, found, tuple(weights)),
-        ends_by=partial(ends_of, found, manifest),
+        published_by=partial(published_at, found, manifest),
         labels=metadata.labels,
     )
 
@@ -171,7 +170,7 @@ def _of_published(path: Path) -> Origin:
         tokenizer=Tokenizer.load(path).sha256 if has_tokenizer else None,
         tokenizer_at=path,
         fill=partial(_fill_from_published, published),
-        ends_by=partial(ends_in, published),
+        published_by=partial(published_in, published),
         labels=published.labels,
     )
 
@@ -248,7 +247,7 @@ def _clipped(shard: Shard, shape: tuple[int, ...]) -> list[Shard]:
 @torch.no_grad()
 def begin_from(origin: Origin, state: TrainState, monitor: Monitor) -> None:
     """Put the weights of `origin` in the place of those that were drawn; every rank calls this, before step 1."""
-    state.ends = origin.ends
+    state.published = origin.published
     stated = state.model.architecture.weights()
     mine = [shard for shard in shards_of(state, base=True) if not shard.name.startswith(OPTIMIZER)]
     common = [shard for shard in mine if shard.name in origin.shapes]

@@ -4,7 +4,7 @@ A checkpoint may be a stranger's, so what is taken from it has the type and the 
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -65,6 +65,17 @@ class ProductMetadata(BaseModel):
     """Which version of the compiled kernels, where there were any. Was not written at first."""
 
 
+class PublishedMetadata(BaseModel):
+    """What others say of weights that they have published."""
+
+    model_config = ConfigDict(frozen=True)
+
+    ids: dict[str, Any]
+    """bos_token_id, eos_token_id and pad_token_id of config.json, as far as it has them."""
+    generation: dict[str, Any]
+    """generation_config.json; empty where there is none."""
+
+
 class WatchMetadata(BaseModel):
     """Of the losses that tell a divergence: a `LossWatch`."""
 
@@ -92,8 +103,8 @@ class RunMetadata(BaseModel):
     tokenizer_sha256: str | None = None
     labels: tuple[str, ...] = ()
     """Names of what a classifier tells apart, from 0 on; none where they are unknown."""
-    ends: tuple[Count, ...] = ()
-    """Tokens that end a text, as the weights say that the run began from; none where they say nothing."""
+    published: PublishedMetadata | None = None
+    """With the weights that the run began from; None: it began from none that were published."""
     data: dict[str, DataMetadata] | None = None
     """By the key of the configuration that names the file; None: nobody wrote it down."""
     products: ProductMetadata | None = None

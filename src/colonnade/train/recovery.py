@@ -282,7 +282,7 @@ def _metadata(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> 
         "model": model_metadata(config.model, corpus.vocab_size),
         "tokenizer_sha256": None if corpus.tokenizer is None else corpus.tokenizer.sha256,
         "labels": corpus.labels,
-        "ends": list(state.ends),
+        "published": None if state.published is None else state.published.model_dump(),
         "data": data_metadata(corpus),
         "layout": str(mesh.layout),
         "versions": {"colonnade": __version__, "torch": torch.__version__},
@@ -395,7 +395,7 @@ def restore(
     if state.base is not None and metadata.base is not None:  # as the run began, whichever weights it would take today
         state.base = replace(state.base, weights=frozenset(metadata.base.weights))
     state.step, state.samples, state.skipped = metadata.step, metadata.samples, metadata.skipped_steps
-    state.ends = metadata.ends
+    state.published = metadata.published
     if metadata.loss_scale is not None:
         state.loss_scale = state.loss_scale.resumed(metadata.loss_scale.model_dump())
     state.watch = LossWatch(**metadata.watch.model_dump())

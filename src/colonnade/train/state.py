@@ -35,6 +35,7 @@ from colonnade.train.base import Base
 from colonnade.train.change import Change
 from colonnade.train.corpus import step_by
 from colonnade.train.divergence import LossWatch, Rollback
+from colonnade.train.metadata import PublishedMetadata
 from colonnade.train.thermometers import Thermometers, thermometers
 
 OPTIMIZERS: Mapping[str, Callable[[float, float, float, float], Optimizer]] = MappingProxyType(
@@ -65,8 +66,8 @@ class TrainState:
     """Whom it learns from besides the labels."""
     base: Base | None = None
     """What is not saved with it; None: everything is."""
-    ends: tuple[int, ...] = ()
-    """Tokens that end a text, as the weights say that it began from; none where they say nothing."""
+    published: PublishedMetadata | None = None
+    """With the weights that it began from; None: it began from none that were published."""
     drawn: bool = True
     """Whether the weights began as initial weights; False where they were to be loaded."""
     step: int = 0
