@@ -314,6 +314,10 @@ def test_a_folder_of_links_as_in_the_hubs_cache_is_read(folders: Path, tmp_path:
             lambda map_: map_.update({"transformer.wte.weight": max(map_.values())}),
             "names 1 tensor in files that do not have them: transformer.wte.weight",
         ),
+        (  # they are there, each in a file of another
+            lambda map_: map_.update(zip(sorted(map_, key=map_.__getitem__)[::-1], sorted(map_.values()), strict=True)),
+            "in files that do not have them: ",
+        ),
     ],
 )
 def test_an_index_that_leads_astray(

@@ -30,6 +30,7 @@ from colonnade.data.sidecar import read_sidecar, sidecar_path
 from colonnade.data.tokenize import TokenizeReport, rejected_path, tokenize_files
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.train_tokenizer import train_tokenizer
+from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError, LockError
 from tests.commands import here
 from tests.disks import FailingDisk, room_for
@@ -104,6 +105,15 @@ def test_the_sidecar_and_inspect(tmp_path: Path, tokenizer: Tokenizer) -> None:
     }
     sidecar_path(tmp_path / "a").unlink()
     assert inspect(tmp_path / "a")["vocab_size"] is None
+
+
+def test_a_document_of_several_sentences_is_one(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "a", np.dtype(np.uint16)) as writer:
+        writer.add_document(range(6), lengths=[1, 2, 3])
+        writer.add_document(range(3), lengths=[2, 1])
+    found = inspect(tmp_path / "a")
+    assert (found["documents"], found["sequences"], found["tokens"]) == (2, 5, 9)
+    assert found["mean_document_length"] == 4.5
 
 
 def test_bad_lines_are_counted_listed_and_the_rest_kept(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -65,6 +65,8 @@ def test_every_text_shows_control_tokens_that_are_asked_for() -> None:
     tokens = [first, *tokenizer.encode("a"), second]
     deltas = stream_text(as_generated(tokens) + as_generated(tokens, 1), tokenizer, skip_special=False)
     assert [delta.text for delta in deltas] == ["<extra_id_0>", "a", "<extra_id_1>"] * 2
+    deltas = stream_text(as_generated(tokens, end="stop"), tokenizer, skip_special=False)
+    assert [delta.text for delta in deltas] == ["<extra_id_0>", "a", ""], "but not the one that ends the text"
 
 
 def test_prompts() -> None:

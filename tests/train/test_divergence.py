@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colonnade.config.check import check
 from colonnade.config.schema import DivergenceConfig
 from colonnade.errors import ColonnadeError
 from colonnade.train import divergence
 from colonnade.train.divergence import Divergence, LossWatch, Rollback, lowered
+from tests.parity.runs import SERIAL, Case, configured
 
 POLICY = DivergenceConfig(then="roll_back", spike=10.0, window=20, patience=3, healthy_for=4, tries=2)
 
@@ -192,3 +194,17 @@ def test_warming_up_again_behind_a_rollback() -> None:
         Divergence(30, 28, "has"), [10], [], POLICY.model_copy(update={"rewarm_steps": 5}), folder="runs/r"
     )
     assert found.rewarm_steps == 5
+
+
+@pytest.mark.parametrize(("every", "keep"), [(1, 8), (3, 4), (6, 3), (7, 2), (8, 2)])
+def test_as_many_checkpoints_are_kept_as_a_run_needs_that_diverges_right_after_a_save(every: int, keep: int) -> None:
+    """Seven steps back: with one more than those that may be too young, one is old enough."""
+    run = configured(Case(), SERIAL)
+
+    def told(number: int) -> str:
+        saves = run.checkpoint.model_copy(update={"every": every, "keep": number})
+        config = run.model_copy(update={"divergence": POLICY, "checkpoint": saves})
+        return " ".join(each.message for each in check(config) if "divergence.healthy_for" in each.keys)
+
+    assert told(keep) == ""
+    assert "= 4 + 3 = 7 steps old" in told(keep - 1) and f"Set checkpoint.keep = {keep}, or" in told(keep - 1)

@@ -53,7 +53,7 @@ class Joined:
         start = 0
         for part in self.parts:
             shard = self.order(part.read())
-            shard = shard.narrow(self.dim, 0, min(shard.shape[self.dim], max(0, self.shape[self.dim] - start)))
+            shard = shard.narrow(self.dim, 0, min(shard.shape[self.dim], self.shape[self.dim] - start))
             whole.narrow(self.dim, start, shard.shape[self.dim]).copy_(shard)
             start += shard.shape[self.dim]
         return whole
