@@ -141,7 +141,7 @@ def test_saves_that_are_not_evaluated_are_noted_at_the_start(corpus: TinyCorpus,
     assert (
         "note checkpoints are saved every 2 steps and evaluated every 3 (train.evaluate_every): checkpoint.keep_best "
         "chooses among those at multiples of 6 and the last. With a checkpoint.every that is a multiple of "
-        "train.evaluate_every, among all of them" in out
+        "train.evaluate_every, it chooses among all of them" in out
     ), out
     for number, meets in enumerate(("train.evaluate_every=2", "train.evaluate_every=0", "checkpoint.keep_best=false")):
         answer = forked(

@@ -270,6 +270,15 @@ def test_what_cannot_be_is_refused_before_anything_runs(config: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_ranks")
+def test_of_the_files_own_layout_nothing_matters_where_others_are_named(config: Path) -> None:
+    own = ("parallel.dp=7",)
+    assert "× parallel.dp = 2 × 7" in refused(config, overrides=own)
+    said = refused(config, "tp=3", overrides=own)
+    assert "parallel.tp = 3 does not divide" in said and "parallel.dp" not in said
+    assert "parallel.dq is not a key" in refused(config, "tp=2", overrides=("parallel.dq=2",))
+
+
+@pytest.mark.usefixtures("no_ranks")
 def test_a_user_reads_one_message_and_status_2(config: Path) -> None:
     answer = here("verify", config, "--layout", "tp=4", "--json")
     assert answer.status == 2 and answer.out == ""

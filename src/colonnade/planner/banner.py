@@ -238,9 +238,12 @@ def _not_evaluated(config: Config, last_step: int) -> Iterator[str]:
     if not config.checkpoint.keep_best or not evaluations or not 0 < saves < last_step:
         return
     if saves % evaluations:
+        both = lcm(saves, evaluations)
+        known = "knows the last only"
+        if both < last_step:
+            known = f"chooses among those at multiples of {both:,} and the last"
         yield (
             f"checkpoints are saved every {counted(saves, 'step')} and evaluated every {evaluations:,} "
-            "(train.evaluate_every): checkpoint.keep_best chooses among those at multiples of "
-            f"{lcm(saves, evaluations):,} and the last. With a checkpoint.every that is a multiple of "
-            "train.evaluate_every, among all of them"
+            f"(train.evaluate_every): checkpoint.keep_best {known}. With a checkpoint.every that is a multiple of "
+            "train.evaluate_every, it chooses among all of them"
         )

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from colonnade.config.load import load, to_toml
-from colonnade.config.schema import Config, TrainConfig
+from colonnade.config.load import TomlTable, load, to_toml
+from colonnade.config.schema import Config, ParallelConfig, TrainConfig
 from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.launch import launch
 from colonnade.mesh.layout import Layout
@@ -89,7 +89,8 @@ def verify(
     Returns whether all are equal. Raises ConfigError, before anything runs, for layouts that cannot be, and
     ColonnadeError where the serial run itself fails.
     """
-    plan = make_plan(load(config, overrides, complete=complete), texts, shrink=shrink, precision=precision, steps=steps)
+    base = load(config, overrides, complete=_without_layout if texts else complete)
+    plan = make_plan(base, texts, shrink=shrink, precision=precision, steps=steps)
     for line in shrunk_lines(plan.shrunk):
         _say(line)
     with tempfile.TemporaryDirectory(prefix="colonnade-verify-") as folder:
@@ -119,6 +120,14 @@ def make_plan(base: Config, texts: Sequence[str], *, shrink: bool, precision: st
     small = _with_train(small, device=capacity.device, steps=max(steps, base.train.steps))
     variants = [layouts.variant(small, each.layout, each.chosen, precision=precision) for each in variants]
     return Plan(small, variants, left_out, precision, sizes_changed(base.model, small.model))
+
+
+def _without_layout(content: TomlTable) -> None:
+    """`complete`, and the file's own layout is as if it were not there: none of the layouts that are named has it."""
+    complete(content)
+    parallel = content.get("parallel")
+    if isinstance(parallel, dict):  # keys that there are not are told as ever
+        content["parallel"] = {key: parallel[key] for key in parallel.keys() - ParallelConfig.model_fields.keys()}
 
 
 def _with_train(config: Config, **values: object) -> Config:
