@@ -418,8 +418,8 @@ MUTATIONS = [
     Mutation(
         "a chat model's folder ends answers with the end of documents",
         "convert/to_huggingface.py",
-        "{**json.loads(texts[name]), **kept}",
-        "{**kept, **json.loads(texts[name])}",
+        "return {**{key: value for key, value in ours.items() if key not in named}, **kept}",
+        "return {**kept, **{key: value for key, value in ours.items() if key not in named}}",
         ("tests/convert/test_round_trip.py",),
     ),
     Mutation(

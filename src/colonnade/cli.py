@@ -111,13 +111,14 @@ def train(
     """
     from colonnade.train import start
     from colonnade.train.ending import ending
+    from colonnade.train.file_checks import problems_of_the_folder
     from colonnade.train.profiled_steps import steps_of
 
     asked = RollbackOptions(skip, rate_factor, rate_steps, rewarm)
     check_together(audit=audit, dry_run=dry_run, rollback=rollback, asked=asked, profile=profile)
     asked.check(rollback)
     file = start.given(config)
-    settings = start.load_for_run(file, overrides or [])
+    settings = start.load_for_run(file, overrides or [], also=None if audit else problems_of_the_folder)
     timed = steps_of(profile, last_step=0 if profile is None else start.planned_end(settings))
     arguments = ["train", str(config), *(overrides or []), *["--audit"] * audit, *["--dry-run"] * dry_run]
     arguments += [] if profile is None else ["--profile", profile]

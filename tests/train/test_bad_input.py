@@ -385,13 +385,25 @@ def test_permission_denied(place: Place, what: str) -> None:
 
 @pytest.mark.parametrize("said", ["Permission denied", "Not a directory"])
 def test_a_folder_that_cannot_be_written_is_told_with_the_other_mistakes(place: Place, said: str) -> None:
-    """And nothing is made on the way to it."""
     kept = place.folder / "kept"
     kept.write_text("mine") if said == "Not a directory" else kept.mkdir(0o555)
     arguments = place.train(f"run.folder={kept / 'new' / 'run'}", "data.train=nowhere")
     answer = forked(*arguments, first=without_privileges)
     assert answer.status == 2 and "2 problems" in answer.err and "there is no nowhere.bin" in answer.err, answer
     assert f"run.folder = '{kept / 'new' / 'run'}' cannot be written: {said} ({kept})" in answer.err
+
+
+def test_the_folder_is_not_made_where_there_are_other_mistakes(place: Place) -> None:
+    before = snapshot(place.folder)
+    answer = forked(*place.train(f"run.folder={place.folder / 'new' / 'run'}", "data.train=nowhere"))
+    assert answer.status == 2 and "1 problem\n" in answer.err and snapshot(place.folder) == before
+
+
+def test_an_audit_needs_no_folder(place: Place) -> None:
+    kept = place.folder / "kept"
+    kept.mkdir(0o555)
+    answer = forked(*place.train(f"run.folder={kept / 'run'}"), "--audit", first=without_privileges)
+    assert answer.status == 0 and not (kept / "run").exists(), answer
 
 
 def test_an_unreadable_configuration(place: Place) -> None:

@@ -30,8 +30,8 @@ WEIGHTS_ONLY = ("optim.learning_rate=1e-30", "optim.min_learning_rate=0.0", "opt
 """A step that moves nothing, so that what is saved is what the run began with."""
 
 
-def nothing(_: Tokenizer | None) -> None:
-    """Was published."""
+def nothing_published(tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    """Beside the weights that a test makes up."""
 
 
 def weights_of(path: Path) -> dict[str, torch.Tensor]:
@@ -77,7 +77,7 @@ def test_in_16_bits_it_is_computed_with_them_from_the_first_step_on(
     settings = load(write_config(corpus, tmp_path), ["train.precision=bf16"])
     state = build_state(settings, Mesh(), VOCAB_SIZE, torch.device("cpu"))
     told: Any = SimpleNamespace(event=lambda *_, **__: None, say=lambda _: None)
-    begin_from(origin_at(finished.folder), state, told)
+    begin_from(origin_at(finished.folder), state, SimpleNamespace(tokenizer=None, vocab_size=VOCAB_SIZE), told)  # type: ignore[arg-type]
     saved, computed = weights_of(finished.newest), state.model.placements()
     found = {f"{bucket}.{place.name}": place.parameter for bucket, places in computed.items() for place in places}
     assert found.keys() == saved.keys()
@@ -228,7 +228,7 @@ def test_another_tokenizer_must_agree_on_the_ids_that_both_have(
     content["model"]["vocab"] |= {names[40]: 41, names[41]: 40}
     content["model"]["merges"] = []
     (tmp_path / "other.json").write_text(json.dumps(content))
-    origin = Origin(source, "a checkpoint", {}, {}, 0, "?", source, lambda _: None, nothing)
+    origin = Origin(source, "a checkpoint", {}, {}, 0, "?", source, lambda _: None, nothing_published)
     with pytest.raises(CheckpointError, match="2 ids that both have: 40 is "):
         check_common_tokens(origin, Tokenizer.load(tmp_path / "other.json"))
     check_common_tokens(origin, Tokenizer.load(source))
@@ -245,7 +245,9 @@ def test_a_run_asks_for_tokens_alike_whether_or_not_it_may_resize(
     (tmp_path / "other.json").write_text(json.dumps(content))
     ours: Any = SimpleNamespace(tokenizer=Tokenizer.load(tmp_path / "other.json"))
     known = Tokenizer.load(finished.newest).sha256
-    origin = Origin(finished.newest, "a checkpoint", {}, {}, 0, known, finished.newest, lambda _: None, nothing)
+    origin = Origin(
+        finished.newest, "a checkpoint", {}, {}, 0, known, finished.newest, lambda _: None, nothing_published
+    )
     said = "differ in 2 ids that both have" if resize else "the same id would mean different text"
     with pytest.raises(CheckpointError, match=said):
         init_from._check_tokenizer(origin, ours, resize=resize)
@@ -259,7 +261,7 @@ def test_a_frozen_weight_of_another_size_is_not_the_bases(tmp_path: Path) -> Non
     weights = {name: Weight(name, (3, 2), is_frozen=name != "trained") for name in ("same", "grown", "new", "trained")}
     state: Any = SimpleNamespace(model=SimpleNamespace(architecture=SimpleNamespace(weights=lambda: weights)))
     shapes = {"same": (3, 2), "grown": (2, 2), "trained": (3, 2)}
-    origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, None, tmp_path, lambda _: None, nothing)
+    origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, None, tmp_path, lambda _: None, nothing_published)
     assert based_on(origin, state, Mesh().world).weights == {"same"}
 
 
@@ -280,7 +282,9 @@ def test_a_classifier_is_taken_where_its_numbers_mean_the_runs_labels(
     corpus: Any = SimpleNamespace(vocab_size=200, labels=["entailment", "neutral", "contradiction"])
     shapes = {"embedding.tokens.weight": (200, 16), "head.classifier.weight": (3, 16)}
     model = model_metadata(config.model, 200)
-    origin = Origin(tmp_path, "a published BERT", model, shapes, 0, None, tmp_path, lambda _: None, nothing, labels)
+    origin = Origin(
+        tmp_path, "a published BERT", model, shapes, 0, None, tmp_path, lambda _: None, nothing_published, labels
+    )
     found = init_from._without_other_answers(origin, config, corpus)
     assert found.unused == (set() if is_taken else {"head.classifier.weight"})
     assert found.shapes.keys() == shapes.keys() - found.unused

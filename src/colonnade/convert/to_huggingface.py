@@ -1,6 +1,7 @@
 """A checkpoint becomes a folder that `transformers` loads as its own."""
 
 import json
+import re
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
@@ -33,7 +34,6 @@ from colonnade.huggingface.write import Planned, PlannedFile, Writer, index_of, 
 from colonnade.serving.trained import described, template_of, tokenizer_of
 from colonnade.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 from colonnade.train.metadata import MOST_BYTES, RunMetadata
-from colonnade.train.published import ends_said
 
 _BEGIN, _END, _PAD = TOKEN_IDS
 _SPECIAL = {
@@ -147,7 +147,7 @@ def _beside(it: Opened, files: list[PlannedFile], dtype: torch.dtype) -> dict[st
     texts = {CONFIG: _json(config | it.their_config | _labels(it) | ids | start)}
     if it.tokenizer is not None:
         texts["tokenizer.json"] = _tokenizer_json(it, it.tokenizer)
-        texts[TOKENIZER_CONFIG] = _json(_tokenizer_config(it, it.tokenizer))
+        texts[TOKENIZER_CONFIG] = _json(_tokenizer_config(it, it.tokenizer, ids))
     if it.config.model.is_causal:
         texts[GENERATION_CONFIG] = _json(_generation(it, ids))
     for name in BESIDE:
@@ -183,38 +183,36 @@ def _ids(it: Opened) -> dict[str, Any]:
     pad = None if it.tokenizer is None or it.config.model.is_causal else it.tokenizer.id_of("[PAD]")
     if it.tokenizer is not None and it.family.has_decoder:
         end, pad = end_and_start(it.tokenizer)
-    begin, published = end, it.metadata.published
+    begin, published, ends = end, it.metadata.published, _ends(it, end)
     if published is not None:
-        begin = next(iter(ids_in(published.ids.get(_BEGIN))), None)
-        pad = next(iter(ids_in(published.ids.get(_PAD))), pad)
-    return {_BEGIN: begin, _END: _ends(it, end), _PAD: pad}
+        begin = published.begin
+        pad = published.pad if pad is None else pad
+    return {_BEGIN: begin, _END: ends if len(ends) > 1 else next(iter(ends), None), _PAD: pad}
 
 
-def _ends(it: Opened, end: int | None) -> int | list[int] | None:
-    """What ends a text: `end`, or what was published with the weights that the run began from; and what ends an
-    answer.
+def _ends(it: Opened, end: int | None) -> list[int]:
+    """What ends a text: as was published with the weights that the run began from, then what ended its documents, then
+    what ends an answer.
     """
-    published = it.metadata.published
-    found = set(() if end is None else (end,)) if published is None else set(ends_said(published))
+    published, turn = it.metadata.published, None
     if it.tokenizer is not None and it.config.model.is_causal and (template := template_of(it.path, it.manifest)):
         turn = Chat(template, it.tokenizer).end_of_turn
-        found |= set() if turn is None else {turn}
-    return sorted(found) if len(found) > 1 else next(iter(found), None)
+    found = (*(() if published is None else published.ends), end, turn)
+    return list(dict.fromkeys(each for each in found if each is not None))
 
 
 def _generation(it: Opened, ids: dict[str, Any]) -> dict[str, Any]:
-    """How text is drawn, as it was published with the weights that the run began from, and what ends it by now."""
+    """How text is drawn, as it was published with the weights that the run began from."""
     published = it.metadata.published
-    said = {} if published is None else published.generation
-    return {**ids, **said, _END: ids[_END]} if said else {"_from_model_config": True, **ids}
+    return {**published.drawing, **ids} if published and published.drawing else {"_from_model_config": True, **ids}
 
 
 def _with_template(ours: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
     """A run's own tokenizer_config.json has a chat template, and the tokens that it may write. Another that it names
     wrote nothing in training, and is left out.
     """
-    template = str(kept.get("chat_template"))
-    return {**{key: value for key, value in ours.items() if not key.endswith("_token") or key not in template}, **kept}
+    named = set(re.findall(r"\w+_token\b", str(kept.get("chat_template"))))
+    return {**{key: value for key, value in ours.items() if key not in named}, **kept}
 
 
 def _tokenizer_json(it: Opened, tokenizer: Tokenizer) -> str:
@@ -224,7 +222,7 @@ def _tokenizer_json(it: Opened, tokenizer: Tokenizer) -> str:
     return tokenizer.to_json() if it.config.model.is_causal else with_control_tokens(tokenizer)
 
 
-def _tokenizer_config(it: Opened, tokenizer: Tokenizer) -> dict[str, Any]:
+def _tokenizer_config(it: Opened, tokenizer: Tokenizer, ids: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": it.config.model.seq_length,
@@ -233,17 +231,15 @@ def _tokenizer_config(it: Opened, tokenizer: Tokenizer) -> dict[str, Any]:
     end = end_of_text(tokenizer) if it.family.has_decoder else tokenizer.end_of_document
     numbers, published = {"bos_token": end, "eos_token": end}, it.metadata.published
     if published is not None:
-        ids, ends = _ids(it), ends_said(published)
-        numbers = {"bos_token": ids[_BEGIN], "eos_token": end if end in ends else next(iter(ends), end)}
-        numbers["pad_token"] = ids[_PAD]
+        numbers = {"bos_token": ids[_BEGIN], "eos_token": next(iter(published.ends), end), "pad_token": ids[_PAD]}
     for key, number in numbers.items():
-        if number is not None and number < len(tokenizer.names):
+        if number is not None and number < len(tokenizer.names):  # the model may have more tokens than its tokenizer
             content[key] = tokenizer.names[number]
     if it.config.model.kind == "bert":
         content["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     for key, names in _SPECIAL.items():
         found = next((name for name in names if tokenizer.id_of(name) is not None), None)
-        content |= {} if found is None else {key: found}
+        content = content if found is None else {key: found, **content}
     return content
 
 

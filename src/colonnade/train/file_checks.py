@@ -37,8 +37,21 @@ def problems_of_files(config: Config, uncertain: Collection[str]) -> list[Proble
         *_weights_problems(config, uncertain),
         *_reference_problems(config, uncertain),
         *_parts_problems(config, uncertain),
-        *_folder_problems(config, uncertain),
     ]
+
+
+def problems_of_the_folder(config: Config, uncertain: Collection[str]) -> list[Problem]:
+    """Whether the run's folder can be written, or made where it is not there; nothing is made."""
+    if "run.folder" in uncertain:
+        return []
+    folder = Path(config.run.folder).absolute()
+    there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return []
+    refused = errno.EROFS if there.is_dir() and os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+    number = refused if there.is_dir() else errno.ENOTDIR
+    error = OSError(number, os.strerror(number), str(there))
+    return [Problem(str(run_folder.unwritable(config, error)), ("run.folder",))]
 
 
 def problems_of_a_beginning(config: Config, uncertain: Collection[str]) -> list[Problem]:
@@ -137,19 +150,6 @@ def _parts_problems(config: Config, uncertain: Collection[str]) -> Iterator[Prob
         check = partial(check_sites, config.model, stated(), config.thermometers.sites)
         wrong += _problems(check, "thermometers.sites")
     yield from wrong
-
-
-def _folder_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
-    """Whether the run's folder can be written, or made where it is not there; nothing is made."""
-    if "run.folder" in uncertain:
-        return
-    folder = Path(config.run.folder).absolute()
-    there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        return
-    number = errno.EACCES if there.is_dir() else errno.ENOTDIR
-    error = OSError(number, os.strerror(number), str(there))
-    yield Problem(str(run_folder.unwritable(config, error)), ("run.folder",))
 
 
 def _open_header(name: str, cache: str | None) -> None:

@@ -59,14 +59,12 @@ class Origin:
     """The folder that has it, if any has."""
     fill: Callable[[Sequence[Shard]], None]
     """Reads into shards; every rank calls it."""
-    published_by: Callable[[Tokenizer | None], PublishedMetadata | None]
-    """What was published with them, where names of tokens have the numbers of this tokenizer."""
+    published_by: Callable[[Tokenizer | None, int], PublishedMetadata | None]
+    """What was published with them, to a tokenizer and as many tokens as a run's model has."""
     labels: tuple[str, ...] = ()
     """Names of what its classifier tells apart, from 0 on; none where they are unknown."""
     unused: frozenset[str] = frozenset()
     """Weights that are there, and mean something else than those of these names here."""
-    published: PublishedMetadata | None = None
-    """By the run's tokenizer."""
 
 
 def opened(config: Config, corpus: Corpus) -> Origin | None:
@@ -76,7 +74,6 @@ def opened(config: Config, corpus: Corpus) -> Origin | None:
     origin = origin_at(Path(config.train.init_from))
     _check_model(origin, config, corpus)
     _check_tokenizer(origin, corpus, resize=config.train.init_from_resize)
-    origin = replace(origin, published=origin.published_by(corpus.tokenizer))
     return _without_other_answers(origin, config, corpus)
 
 
@@ -107,10 +104,11 @@ def based_on(origin: Origin, state: TrainState, ranks: Axis) -> Base:
 
 
 @torch.no_grad()
-def read_base(origin: Origin, state: TrainState, monitor: Monitor) -> None:
+def read_base(origin: Origin, state: TrainState, corpus: Corpus, monitor: Monitor) -> None:
     """Put the weights of the base in the place of those that a run with adapters goes on without; every rank calls
-    this.
+    this. What was published with them was not always kept.
     """
+    state.published = state.published or origin.published_by(corpus.tokenizer, corpus.vocab_size)
     assert state.base is not None, "a run with adapters and a base"
     names = state.base.weights
     origin.fill([shard for shard in shards_of(state, base=True) if shard.name in names])
@@ -245,9 +243,11 @@ def _clipped(shard: Shard, shape: tuple[int, ...]) -> list[Shard]:
 
 
 @torch.no_grad()
-def begin_from(origin: Origin, state: TrainState, monitor: Monitor) -> None:
-    """Put the weights of `origin` in the place of those that were drawn; every rank calls this, before step 1."""
-    state.published = origin.published
+def begin_from(origin: Origin, state: TrainState, corpus: Corpus, monitor: Monitor) -> None:
+    """Put the weights of `origin` in the place of those that were drawn, and have the run keep what was published with
+    them; every rank calls this, before step 1.
+    """
+    state.published = origin.published_by(corpus.tokenizer, corpus.vocab_size)
     stated = state.model.architecture.weights()
     mine = [shard for shard in shards_of(state, base=True) if not shard.name.startswith(OPTIMIZER)]
     common = [shard for shard in mine if shard.name in origin.shapes]

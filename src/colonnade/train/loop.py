@@ -144,7 +144,7 @@ def main(
             copies = MemoryCopies(config, mesh, monitor)
             recovery.resume(state, config, corpus, monitor, copies.restored)
             if origin is not None:
-                (init_from.begin_from if drawn else init_from.read_base)(origin, state, monitor)
+                (init_from.begin_from if drawn else init_from.read_base)(origin, state, corpus, monitor)
             reference.attach(state, config, corpus, mesh, monitor)
             taught.attach(state, config, corpus, mesh, monitor)
             monitor.event("setup", **summary.fields)

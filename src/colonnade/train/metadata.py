@@ -4,7 +4,7 @@ A checkpoint may be a stranger's, so what is taken from it has the type and the 
 """
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -70,10 +70,14 @@ class PublishedMetadata(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    ids: dict[str, Any]
-    """bos_token_id, eos_token_id and pad_token_id of config.json, as far as it has them."""
-    generation: dict[str, Any]
-    """generation_config.json; empty where there is none."""
+    begin: Count | None = None
+    """The token that begins a text."""
+    ends: tuple[Count, ...] = ()
+    """Those that end one, in their order."""
+    pad: Count | None = None
+    """The one that fills texts up to a length."""
+    drawing: dict[str, bool | int | float] = {}
+    """How text is drawn: numbers of generation_config.json by their keys."""
 
 
 class WatchMetadata(BaseModel):

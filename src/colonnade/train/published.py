@@ -1,10 +1,10 @@
 """What was published with weights, beside their numbers: which tokens begin and end a text, and how text is drawn.
 
-A run that begins from them keeps it in the metadata of its checkpoints, and what is made of these says it again. A run
-on conversations ends an answer besides with the token that its template ends one with.
+A run that begins from them keeps it in the metadata of its checkpoints, and what is made of these says it again.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,54 +19,98 @@ from colonnade.huggingface.folder import GENERATION_CONFIG, TOKEN_IDS, Published
 from colonnade.tokenizer_files import CONFIG
 from colonnade.train.metadata import MOST_BYTES, PublishedMetadata, metadata_of
 
-_END = "eos_token_id"
+DRAWING = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "length_penalty",
+    "max_length",
+    "max_new_tokens",
+    "min_length",
+    "min_new_tokens",
+)
+"""Keys of generation_config.json that are kept, where they are numbers or true or false."""
+_LARGEST = 2**53  # of a number that every reader of JSON has alike
 
 
-def published_at(path: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> PublishedMetadata | None:
-    """With the weights of a checkpoint, or with those that its run began from; None of a run that began from none.
-    CheckpointError where a file of it is damaged.
+def published_at(
+    path: Path, manifest: Manifest, tokenizer: Tokenizer | None, vocab_size: int
+) -> PublishedMetadata | None:
+    """With the weights of a checkpoint, or with those that its run began from; None where nothing is known of that.
+    `vocab_size`: ids beyond are left out. CheckpointError where a file of it is damaged.
     """
     came = manifest.metadata.get("converted_from")
     if not isinstance(came, dict):
-        return metadata_of(path, manifest).published
+        return _within(metadata_of(path, manifest).published, vocab_size)
     generation, names = (object_of(path, manifest, name) for name in (GENERATION_CONFIG, CONFIG))
-    return _published(came, generation, names, tokenizer)
+    return _within(_published(came, generation, named_end(names, tokenizer)), vocab_size)
 
 
-def published_in(published: Published, tokenizer: Tokenizer | None) -> PublishedMetadata:
-    """With a folder of Hugging Face. CheckpointError where a file of it cannot be read."""
+def published_in(published: Published, tokenizer: Tokenizer | None, vocab_size: int) -> PublishedMetadata | None:
+    """Likewise with a folder of Hugging Face. CheckpointError where a file of it cannot be read."""
     files = [published.folder / name for name in (GENERATION_CONFIG, CONFIG)]
     generation, names = (read_json(file) if file.is_file() else {} for file in files)
-    return _published(published.facts, generation, names, tokenizer)
+    return _within(_published(published.facts, generation, named_end(names, tokenizer)), vocab_size)
 
 
-def _published(
-    config: Mapping[str, Any], generation: Mapping[str, Any], names: Mapping[str, Any], tokenizer: Tokenizer | None
-) -> PublishedMetadata:
-    """Where neither configuration says what ends a text, it is the tokenizer's token of that name."""
-    found = PublishedMetadata(ids={key: config[key] for key in TOKEN_IDS if key in config}, generation=dict(generation))
-    name = control_tokens(names).get("eos_token")
-    end = None if tokenizer is None or name is None else tokenizer.id_of(name)
-    return found if ends_said(found) or end is None else found.model_copy(update={"ids": {**found.ids, _END: end}})
+def _published(config: Mapping[str, Any], generation: Mapping[str, Any], named: list[int]) -> PublishedMetadata:
+    """For transformers, what generation_config.json says goes before config.json. `named`: what ends a text where
+    neither says it. A stranger's files may say anything: what cannot mean what it should is left out.
+    """
+    said = [next((ids for each in (generation, config) if (ids := _tokens(each.get(key)))), ()) for key in TOKEN_IDS]
+    drawing = {key: generation[key] for key in DRAWING if _is_number(generation.get(key))}
+    begin, ends, pad = said
+    return PublishedMetadata(
+        begin=next(iter(begin), None), ends=ends or tuple(named), pad=next(iter(pad), None), drawing=drawing
+    )
 
 
-def ends_said(published: PublishedMetadata) -> list[int]:
-    """The tokens that end a text: for transformers, what generation_config.json says goes before config.json."""
-    return ids_in(published.generation.get(_END)) or ids_in(published.ids.get(_END))
+def _tokens(value: object) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(each for each in ids_in(value) if 0 <= each < _LARGEST))
+
+
+def _within(published: PublishedMetadata | None, vocab_size: int) -> PublishedMetadata | None:
+    """What of it means something to a vocabulary; None where that is nothing."""
+    if published is None:
+        return None
+    begin, pad = (each if each is not None and each < vocab_size else None for each in (published.begin, published.pad))
+    ends = tuple(each for each in published.ends if each < vocab_size)
+    found = published.model_copy(update={"begin": begin, "ends": ends, "pad": pad})
+    return None if found == PublishedMetadata() else found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and abs(value) < _LARGEST
 
 
 def ends_of(path: Path, manifest: Manifest, tokenizer: Tokenizer) -> frozenset[int]:
-    """The tokens that end a text of a checkpoint's model: those that were published. None where nobody says any, and
-    of a run whose documents have an end. CheckpointError where a file of it is damaged.
+    """The tokens that end a text of a checkpoint's model: those that were published, and of a run the one that ended
+    its documents. None where nothing was published and documents have an end. CheckpointError where a file of it is
+    damaged.
     """
-    published = published_at(path, manifest, tokenizer)
-    if published is not None:
-        return frozenset(ends_said(published))
-    if tokenizer.end_of_document is not None:
+    vocab_size = metadata_of(path, manifest).model.vocab_size
+    published, own = published_at(path, manifest, tokenizer, vocab_size), tokenizer.end_of_document
+    if published is not None and published.ends:
+        is_run = "converted_from" not in manifest.metadata
+        return frozenset({*published.ends, *([own] if is_run and own is not None else [])})
+    if own is not None:
         return frozenset()
-    name = control_tokens(object_of(path, manifest, CONFIG)).get("eos_token")
-    found = None if name is None else tokenizer.id_of(name)
-    return frozenset(() if found is None else (found,))
+    return frozenset(named_end(object_of(path, manifest, CONFIG), tokenizer))
+
+
+def named_end(names: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[int]:
+    """The eos_token of a tokenizer_config.json, where the tokenizer has it."""
+    name = control_tokens(names).get("eos_token")
+    found = None if tokenizer is None or name is None else tokenizer.id_of(name)
+    return [] if found is None else [found]
 
 
 def object_of(path: Path, manifest: Manifest, name: str) -> Mapping[str, Any]:
