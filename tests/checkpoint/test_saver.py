@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from colonnade.checkpoint.names import checkpoints_in
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import Payload, Target, save
 from colonnade.checkpoint.saver import Saved, Saver
+from colonnade.checkpoint.snapshot import Snapshot
 from colonnade.errors import CheckpointError
 from colonnade.mesh.background import background_group
 from colonnade.mesh.collectives import all_reduce
@@ -75,8 +77,15 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, layout: 
     run_on_ranks(train, layout.num_ranks)
 
 
-def test_never_two_at_once(tmp_path: Path) -> None:
-    """The second save waits for the first, and says so in the time it blocked."""
+def test_never_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second save waits for the first, and for its own copy, and says so in the time it blocked."""
+    take = Snapshot.take
+
+    def slowly(self: Snapshot, tensors: Any) -> None:
+        time.sleep(0.3)
+        take(self, tensors)
+
+    monkeypatch.setattr(Snapshot, "take", slowly)
     shards, told = LAYOUTS[0].shards(weights(), 0), list[Saved]()
     with saver_of(tmp_path, shards, told) as writer:
         with Gate().closed() as gate:
@@ -87,6 +96,7 @@ def test_never_two_at_once(tmp_path: Path) -> None:
         writer.wait()
     assert [saved.step for saved in told] == [1, 2]
     assert told[0].blocked_seconds < told[0].seconds and 0.5 < told[1].blocked_seconds < told[1].seconds
+    assert told[0].blocked_seconds > 0.2
 
 
 def fill_disk_of(rank: int, victim: int) -> None:
