@@ -212,7 +212,11 @@ def test_left_out_rows_are_listed_and_a_file_of_none_is_refused(words: Tokenizer
     assert "line 3" in made.summary()
     listed = json.loads((tmp_path / "sst.rejected.jsonl").read_text())
     assert (listed["file"], listed["line"]) == (str(path), 3)
-    for text, said in (("sentence\tlabel\nfine\t7\n", "line 2"), ("", "empty"), ("sentence\tlabel\n", "empty")):
+    for text, said in (
+        ("sentence\tlabel\nfine\t7\n", "line 2"),
+        ("", "have no rows"),
+        ("sentence\tlabel\n", "have no rows"),
+    ):
         with pytest.raises(DataError, match=said):
             make_examples(FORMATS["sst2"], [written(tmp_path, text, "none.tsv")], tmp_path / "none", words)
     assert not list(tmp_path.glob("none.*in*"))
