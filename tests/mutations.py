@@ -6440,7 +6440,7 @@ MUTATIONS = [
     Mutation(
         "a rollback by hand does not know the changes behind its checkpoint",
         "train/rollbacks.py",
-        "    for step in sorted(saved):\n",
+        "    for step in sorted(saved, reverse=True):\n",
         "    for step in [rollback.to]:\n",
         ("tests/train/test_rollback.py",),
     ),

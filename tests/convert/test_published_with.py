@@ -1,4 +1,4 @@
-"""What is published with weights (the tokens that begin and end a text, how text is drawn): kept by a run that begins
+"""What is published with weights (the tokens that begin and end a text, how text is sampled): kept by a run that begins
 from them, by a merge, and on the way back.
 """
 
@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 import transformers
 
 from colonnade.checkpoint.manifest import read_manifest
+from colonnade.convert.to_huggingface import _tokenizer_config
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.huggingface.folder import TOKEN_IDS
 from colonnade.train import init_from
@@ -43,7 +44,7 @@ def published(finished: Finished, folder: Path, config: Mapping[str, object], ge
 
 
 IDS = {"bos_token_id": 2, "eos_token_id": 9, "pad_token_id": 4}
-DRAWN: dict[str, object] = {"eos_token_id": [5, 3], "top_k": 7, "temperature": 0.5, "do_sample": True}
+SAMPLED: dict[str, object] = {"eos_token_id": [5, 3], "top_k": 7, "temperature": 0.5, "do_sample": True}
 
 
 def ends_at(path: Path) -> frozenset[int]:
@@ -81,7 +82,7 @@ def test_a_run_from_published_weights_keeps_them(
     """When it goes on, too; its own documents have an end besides. A folder of Hugging Face that is made of it says
     them there.
     """
-    theirs = published(finished, tmp_path / "theirs", IDS, DRAWN)
+    theirs = published(finished, tmp_path / "theirs", IDS, SAMPLED)
     assert here("convert", theirs, tmp_path / "ours").status == 0
     assert ends_at(tmp_path / "ours") == {3, 5}
     assert ends_at(one_step(corpus, tmp_path, tmp_path / source)) == {3, 5, END}
@@ -95,7 +96,7 @@ def test_a_run_from_published_weights_keeps_them(
 def test_a_merge_keeps_them_and_a_run_that_begins_from_it(
     finished: Finished, corpus: TinyCorpus, tmp_path: Path
 ) -> None:
-    theirs = published(finished, tmp_path / "theirs", IDS, DRAWN)
+    theirs = published(finished, tmp_path / "theirs", IDS, SAMPLED)
     one_step(corpus, tmp_path, theirs, "lora.rank=2")
     assert here("merge", tmp_path / "run", tmp_path / "merged").status == 0
     assert ends_at(tmp_path / "merged") == {3, 5, END}
@@ -150,7 +151,7 @@ def _said(config: Mapping[str, object], generation: object, vocab_size: int = 27
         ({"eos_token_id": [6, 275], "pad_token_id": 275, "bos_token_id": -1}, {}, {"ends": (6,)}),
         ({"eos_token_id": 10**30, "pad_token_id": "x"}, {"bos_token_id": True}, None),
         ({}, {"temperature": math.nan, "top_k": 10**30, "top_p": "0.5", "auto_map": {"a": "b"}, "x": [[[]]]}, None),
-        ({}, {"temperature": 1, "do_sample": False}, {"drawing": {"temperature": 1, "do_sample": False}}),
+        ({}, {"temperature": 1, "do_sample": False}, {"sampling": {"temperature": 1, "do_sample": False}}),
     ],
 )
 def test_of_a_strangers_files_what_can_be_meant_is_kept(
@@ -172,3 +173,15 @@ def test_a_published_tokenizer_names_the_end(finished: Finished, corpus: TinyCor
     name = Tokenizer.load(theirs / "tokenizer.json").names[7]
     (theirs / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": name}}))
     assert ends_at(one_step(corpus, tmp_path, theirs)) == {7, END}
+
+
+def test_tokens_that_only_the_model_has_are_not_named(corpus: TinyCorpus) -> None:
+    """A table of tokens may be longer than the vocabulary, so that it can be cut evenly."""
+    it: Any = SimpleNamespace(
+        config=SimpleNamespace(model=SimpleNamespace(seq_length=8, kind="gpt")),
+        family=SimpleNamespace(has_decoder=False),
+        metadata=SimpleNamespace(published=PublishedMetadata(begin=300, ends=(301,), pad=7)),
+    )
+    tokenizer = Tokenizer.load(corpus.tokenizer)
+    found = _tokenizer_config(it, tokenizer, {"bos_token_id": 300, "eos_token_id": 301, "pad_token_id": 7})
+    assert found["pad_token"] == tokenizer.names[7] and not {"bos_token", "eos_token"} & found.keys()

@@ -202,9 +202,9 @@ def _ends(it: Opened, end: int | None) -> list[int]:
 
 
 def _generation(it: Opened, ids: dict[str, Any]) -> dict[str, Any]:
-    """How text is drawn, as it was published with the weights that the run began from."""
+    """How text is sampled, as it was published with the weights that the run began from."""
     published = it.metadata.published
-    return {**published.drawing, **ids} if published and published.drawing else {"_from_model_config": True, **ids}
+    return {**published.sampling, **ids} if published and published.sampling else {"_from_model_config": True, **ids}
 
 
 def _with_template(ours: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:

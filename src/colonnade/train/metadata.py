@@ -76,8 +76,8 @@ class PublishedMetadata(BaseModel):
     """Those that end one, in their order."""
     pad: Count | None = None
     """The one that fills texts up to a length."""
-    drawing: dict[str, bool | int | float] = {}
-    """How text is drawn: numbers of generation_config.json by their keys."""
+    sampling: dict[str, bool | int | float] = {}
+    """How text is sampled: numbers of generation_config.json by their keys."""
 
 
 class WatchMetadata(BaseModel):

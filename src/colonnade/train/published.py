@@ -1,4 +1,4 @@
-"""What was published with weights, beside their numbers: which tokens begin and end a text, and how text is drawn.
+"""What was published with weights, beside their numbers: which tokens begin and end a text, and how text is sampled.
 
 A run that begins from them keeps it in the metadata of its checkpoints, and what is made of these says it again.
 """
@@ -19,7 +19,7 @@ from colonnade.huggingface.folder import GENERATION_CONFIG, TOKEN_IDS, Published
 from colonnade.tokenizer_files import CONFIG
 from colonnade.train.metadata import MOST_BYTES, PublishedMetadata, metadata_of
 
-DRAWING = (
+SAMPLING = (
     "do_sample",
     "temperature",
     "top_k",
@@ -66,10 +66,10 @@ def _published(config: Mapping[str, Any], generation: Mapping[str, Any], named: 
     neither says it. A stranger's files may say anything: what cannot mean what it should is left out.
     """
     said = [next((ids for each in (generation, config) if (ids := _tokens(each.get(key)))), ()) for key in TOKEN_IDS]
-    drawing = {key: generation[key] for key in DRAWING if _is_number(generation.get(key))}
+    sampling = {key: generation[key] for key in SAMPLING if _is_number(generation.get(key))}
     begin, ends, pad = said
     return PublishedMetadata(
-        begin=next(iter(begin), None), ends=ends or tuple(named), pad=next(iter(pad), None), drawing=drawing
+        begin=next(iter(begin), None), ends=ends or tuple(named), pad=next(iter(pad), None), sampling=sampling
     )
 
 

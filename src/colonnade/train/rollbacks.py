@@ -110,9 +110,10 @@ def _measured_by_hand(
     decided = read_decided(run)
     began, to = began_with(run, decided), metadata_of(saved[rollback.to], read_manifest(saved[rollback.to]))
     newest = to
-    for step in sorted(saved):
+    for step in sorted(saved, reverse=True):
         with suppress(ColonnadeError):
             newest = metadata_of(saved[step], read_manifest(saved[step]))
+            break
     left = Expected(behind(began, newest.changes), newest.step, newest.samples)
     for change in to_come(decided, newest.changes, newest.step):
         with suppress(ColonnadeError):  # the run has refused it, or would

@@ -127,7 +127,7 @@ def _without_layout(content: TomlTable) -> None:
     complete(content)
     parallel = content.get("parallel")
     if isinstance(parallel, dict):  # keys that there are not are told as ever
-        content["parallel"] = {key: parallel[key] for key in parallel.keys() - ParallelConfig.model_fields.keys()}
+        content["parallel"] = {key: parallel[key] for key in parallel if key not in ParallelConfig.model_fields}
 
 
 def _with_train(config: Config, **values: object) -> Config:
