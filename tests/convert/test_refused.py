@@ -16,6 +16,7 @@ import torch
 from colonnade.checkpoint import files as checkpoint_files
 from colonnade.convert import target as targets
 from colonnade.huggingface import write
+from colonnade.lock import NAME as LOCK
 from colonnade.lock import locked
 from tests.commands import forked, here
 from tests.convert.published import saved
@@ -499,8 +500,13 @@ def test_what_a_killed_conversion_left_is_removed_and_one_that_goes_on_is_not(fo
         assert answer.status == 2 and "choose another TARGET" in answer.err
         assert answer.err.startswith(f"colonnade: {tmp_path / 'ours'} is in use by ")
         assert (partial / ".step_00000000.partial" / "__0_0.distcp").exists()
+    with targets.workspace(tmp_path / "ours") as folder:
+        assert folder == partial and [path.name for path in folder.iterdir()] == [LOCK], "nothing else is left"
+    (partial / "step_00000000").mkdir(parents=True)  # whole, and not yet renamed
+    (partial / "step_00000000" / "older").touch()
     converted(folders / "gpt2", tmp_path / "ours")
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+    assert not [*(tmp_path / "ours").rglob("older")]
 
 
 @pytest.mark.slow

@@ -76,6 +76,14 @@ def test_every_identifier_knows_three_languages(library: str) -> None:
     assert identify("...")[1] < 0.65 or library not in ("cld2", "lingua", "langdetect")
 
 
+def test_a_language_has_one_code_in_each_of_its_scripts() -> None:
+    pytest.importorskip("pycld2")
+    identify = identifier("cld2")
+    traditional = "我們從來沒有見過這樣的事情，這個國家的經濟發展得很快，許多學生認為圖書館應該開得更晚。"
+    simplified = "我们从来没有见过这样的事情，这个国家的经济发展得很快，许多学生认为图书馆应该开得更晚。"
+    assert identify(traditional).code == identify(simplified).code == "zh"
+
+
 def test_languages_are_kept_by_threshold(run: Run, write_lines: Any) -> None:
     texts = [ENGLISH, GERMAN, f"{ENGLISH} {GERMAN}", "1234 5678", f"\x01{ENGLISH}"]
     result = run(write_lines("in.jsonl", texts), language={"keep": ["en", "de"], "threshold": 0.8})

@@ -70,6 +70,15 @@ def test_formats(run: Run, write_lines: Any, compression: str) -> None:
     assert "metadata" not in without.rows()[0]
 
 
+def test_a_table_of_several_batches_has_every_document_once(run: Run, write_lines: Any) -> None:
+    """A batch is 512 documents."""
+    rows = [{"id": f"d{number}", "text": f"text {number}"} for number in range(1100)]
+    table = run(write_lines("in.jsonl", rows), write={"format": "parquet"})
+    file = pq.ParquetFile(table.folder / "train" / "00000.parquet")
+    assert [row["id"] for row in file.read().to_pylist()] == [row["id"] for row in rows]
+    assert [file.metadata.row_group(group).num_rows for group in range(3)] == [512, 512, 76]
+
+
 def test_a_gz_file_does_not_tell_when_it_was_written(run: Run, write_lines: Any) -> None:
     """A recipe gives the same bytes at any time: the four that gzip has for the time are zero."""
     result = run(write_lines("in.jsonl", ["one", "two"]), write={"compression": "gz"})

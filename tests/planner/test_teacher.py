@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from colonnade.architecture.parts import trained_architecture
 from colonnade.config.distillation import DistillationConfig
 from colonnade.config.load import load
+from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.planner import teacher as planner_teacher
 from colonnade.planner.memory import Memory
 from colonnade.planner.predict import predict
@@ -62,3 +64,24 @@ def test_hidden_states_are_of_every_sequence_of_a_sample_and_as_wide_as_the_teac
     texts = config.train.global_batch_size * config.model.sequences
     assert config.model.sequences == 3
     assert activations(0, 1) - activations() == 2 * texts * config.model.seq_length * 24 * width
+
+
+def test_hidden_states_are_those_of_every_chunk_of_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(precision="bf16", num_layers=10)
+    config = configured(case, Way(pp=2, micro_batch_size=2, schedule="interleaved", virtual_stages=2))
+    held = [
+        {unit.layer for unit in units if unit.layer is not None}
+        for units in chunks_of_stage(trained_architecture(config, 37), config.parallel, 0)
+    ]
+    assert len(held) == 2 and all(held), "both chunks have blocks"
+    monkeypatch.setattr(planner_teacher, "teacher_model", lambda path: config.model)
+
+    def activations(*layers: int) -> int:
+        chosen = DistillationConfig(teacher="teacher", student_layers=layers, teacher_layers=layers)
+        taught = config.model_copy(update={"distillation": chosen})
+        return with_teacher(Memory(0, 0, 0, 0, 0), taught, 37, stage=0, device="cpu").activations
+
+    of_one = config.train.global_batch_size * config.model.seq_length * config.model.hidden_size * 2
+    first, second = (min(layers) for layers in held)
+    assert activations(first) - activations() == activations(second) - activations() == of_one
+    assert activations(first, second) - activations() == 2 * of_one

@@ -11,7 +11,7 @@ from colonnade.config.schema import Config, ParallelConfig
 from colonnade.errors import ColonnadeError
 from colonnade.model.precision import DTYPES
 from colonnade.model.transformer import residual_dtype
-from colonnade.pipeline.partition import chunks, chunks_of_stage
+from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.planner.memory import Memory
 from colonnade.planner.stand_in import Device
 from colonnade.planner.step import BYTES
@@ -68,7 +68,7 @@ def _states(config: Config, model: ModelConfig | None, vocab_size: int, stage: i
     """[bytes] Hidden states of a micro-batch that this stage's blocks are compared with."""
     if model is None or not config.distillation.student_layers:
         return 0
-    every = chunks(trained_architecture(config, vocab_size), config.parallel)[stage :: config.parallel.pp]
+    every = chunks_of_stage(trained_architecture(config, vocab_size), config.parallel, stage)
     held = {unit.layer for units in every for unit in units}
     layers = sum(layer in held for layer in config.distillation.student_layers)
     sequences = config.train.micro_batch_size * config.model.sequences
