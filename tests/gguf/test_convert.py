@@ -12,7 +12,9 @@ import tokenizers
 import torch
 
 from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.gguf import source
 from colonnade.gguf.header import FORMATS, Header, read_header
+from colonnade.gguf.source import Packed
 from colonnade.gguf.tokenizer import tokenizer_in
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.rotary import inverse_wavelengths
@@ -119,6 +121,21 @@ def test_tensors_lie_where_ggml_finds_them(alignment: int, tmp_path: Path) -> No
     write(path, random_model("llama, grouped, tied, biases"), "llama", F16, add_custom_alignment=alignment)
     theirs = {each.name: each.data_offset for each in gguf.GGUFReader(path).tensors}
     assert {name: each.start for name, each in read_header(path).tensors.items()} == theirs
+
+
+@pytest.mark.usefixtures("shapes")
+def test_quantized_numbers_are_ggmls_however_many_are_made_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A last stretch that is shorter among them: 700 elements are 21 blocks of 32."""
+    path = tmp_path / "model.gguf"
+    write(path, random_model("llama"), "llama", Q8_0)
+    (theirs,) = (each for each in gguf.GGUFReader(path).tensors if each.name == "blk.0.ffn_gate.weight")
+    assert theirs.n_elements % (21 * 32) and theirs.tensor_type == Q8_0
+    packed = Packed(path, read_header(path).tensors[theirs.name])
+    monkeypatch.setattr(source, "_AT_ONCE", 700)
+    expected = torch.from_numpy(gguf.quants.dequantize(theirs.data, Q8_0))
+    assert packed.read().std() > 0 and torch.equal(packed.read(), expected)
 
 
 @pytest.fixture

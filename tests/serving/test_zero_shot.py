@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from colonnade.data.tokenizer import Tokenizer
+from colonnade.serving import measure
 from tests.commands import forked, here
 from tests.convert.published import saved
 from tests.runs import Finished
@@ -79,6 +80,18 @@ def test_wikitext_is_a_plain_script_s(pair: Pair, wikitext: Path, window: int, s
     assert told["original_tokens"] == original and told["tokens"] == len(pair.tokenizer.encode(text)) - 1
     first = len(pair.tokenizer.decode(pair.tokenizer.encode(text)[:1]).encode())
     assert told["bytes"] == len(text.encode()) - first
+
+
+def test_without_options_the_papers_window_is_taken_or_all_that_the_model_has(
+    pair: Pair, wikitext: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megatron-LM's paper: windows of 1,024 tokens, moved by 32 (appendix E.1)."""
+    assert (measure.PAPER_WINDOW, measure.PAPER_STRIDE) == (1024, 32)
+    told = measured(pair, "wikitext103", "--data", wikitext)["parameters"]
+    assert (told["window"], told["stride"]) == (40, 32), "the model has no more"
+    monkeypatch.setattr(measure, "PAPER_WINDOW", 24)
+    told = measured(pair, "wikitext103", "--data", wikitext)["parameters"]
+    assert (told["window"], told["stride"]) == (24, 24)
 
 
 def plain_lambada(pair: Pair, cut: list[tuple[str, str]]) -> tuple[float, float, float]:

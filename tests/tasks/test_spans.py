@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -205,6 +206,24 @@ def test_two_ranks_read_every_window_however_many_batches_there_are(batch_size: 
     assert (alone != 0).all()
     for found in run_on_ranks(lambda rank, num_ranks: read(build_mesh(Layout(dp=num_ranks), rank)), 2):
         np.testing.assert_allclose(found, alone, rtol=1e-10, atol=1e-12)
+
+
+def test_a_span_is_right_where_its_beginning_and_its_end_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four samples whose likeliest beginning is 1 and end 3, one has both right, two a beginning, three an end."""
+    built, weights = drawn_model(), ResidentWeights()
+    batch = replace(
+        Spans().random_batch(MODEL, 4, 12, separate_documents=False),
+        answers=torch.tensor([[1, 1, 2, 4], [3, 5, 3, 3]]),
+        answer_mask=torch.ones(4),
+    )
+    logits = torch.zeros(MODEL.seq_length, 4, 2, dtype=torch.float64)
+    logits[1, :, 0] = logits[3, :, 1] = 9.0
+    monkeypatch.setattr(built.head, "predict", lambda stream: logits)
+    stages = Inference([Chunk(built.architecture.units, built, weights)], built, Axis("pp"), weights)
+    found = Spans().evaluate(
+        built, [batch], dp=Axis("dp"), pp=Axis("pp"), hidden=stages.hidden, byte_lengths=None, tokenizer_checked=True
+    )
+    assert (found.start_accuracy, found.end_accuracy, found.span_accuracy) == (0.5, 0.75, 0.25)
 
 
 def test_an_evaluation_of_nothing_is_refused() -> None:

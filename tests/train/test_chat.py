@@ -153,6 +153,18 @@ def test_an_answer_ends_where_a_text_does_too(talks: Path, tuned: Path, monkeypa
     assert [set(each["stop"]) for each in asked] == [{end}, {end, turn}] and end != turn
 
 
+def test_what_is_shown_before_an_answer_is_the_message_that_it_answers(
+    talks: Path, tuned: Path, tmp_path: Path
+) -> None:
+    system, user = (
+        {"role": role, "content": text} for role, text in (("system", "Be brief."), ("user", "What is it?"))
+    )
+    file = jsonl(tmp_path / "a.jsonl", {"messages": [system, user]})
+    answer = here("generate", tuned, "--messages", file, "--max-new-tokens", "1", "--json")
+    assert answer.status == 0, answer
+    assert [made["prompt"] for made in json.loads(answer.out)["texts"]] == ["What is it?"]
+
+
 @pytest.mark.slow
 def test_a_template_writes_for_others_what_it_wrote_in_training(talks: Path, tmp_path: Path) -> None:
     """It would begin with the token that begins a text, of which its tokenizer has none."""
