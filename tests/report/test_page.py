@@ -431,3 +431,16 @@ def test_watch_shows_the_run_in_a_terminal(tmp_path: Path) -> None:
         and "rank lost" in text
         and "█" in text
     )
+
+
+def test_watch_shows_the_newest_events_and_none_of_the_setup(tmp_path: Path) -> None:
+    folder, written_to = written.run(tmp_path / "r"), StringIO()
+    saved = [
+        {"time": 2000.0 + step, "event": "saved", "step": step, "checkpoint": f"c{step}"} for step in range(30, 37)
+    ]
+    begun = [{"time": 2100.0, "event": "resumed", "step": 36}, {"time": 2101.0, "event": "setup", "layout": "tp2"}]
+    (folder / "events.jsonl").write_text(written.lines([*written.events(40)[:2], *saved, *begun]))
+    watch(folder, every=1, once=True, console=Console(file=written_to, width=100))
+    text = written_to.getvalue()
+    assert [f"c{step}" in text for step in range(30, 37)] == [False, False, *5 * [True]]
+    assert text.count("resumed") == 1 and "setup" not in text

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from colonnade.errors import ConfigError
 from colonnade.report.page import page
 from colonnade.report.record import read_run
 from tests.report import written
+from tests.runs import Finished
 
 
 def test_every_file_is_read(tmp_path: Path) -> None:
@@ -20,6 +22,16 @@ def test_every_file_is_read(tmp_path: Path) -> None:
     assert np.isfinite(run.columns["validation_loss"]).sum() == 10
     assert run.hours[-1] == pytest.approx(40 * 2 / 3600)
     assert (run.planned, run.setup["layout"], len(run.thermometers)) == (40, "tp2 pp2", 20)
+
+
+def test_the_end_is_that_behind_a_change_to_come(finished: Finished, tmp_path: Path) -> None:
+    """Of a run of 6 steps that has done 3."""
+    folder = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:3]))
+    assert read_run(folder).planned == 6
+    (folder / "changes.jsonl").write_text(json.dumps({"change": {"train.steps": 12}, "at": 5}) + "\n")
+    assert read_run(folder).planned == 12
 
 
 def test_a_step_that_is_written_twice_is_what_was_written_last_and_names_may_come_and_go(tmp_path: Path) -> None:

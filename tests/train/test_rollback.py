@@ -568,6 +568,7 @@ def test_what_cannot_be_returned_to(finished: Finished, run: Path, tmp_path: Pat
         "steps: 4, 6.",
         (tmp_path / "nowhere", 4): "is not the folder of a run",
         (run, 4, "--rate-factor", 0.5): "--rate-factor 0.5 and --rate-steps 0 go together",
+        (run, 4, "--rate-steps", 3): "--rate-factor 1 and --rate-steps 3 go together",
         (run, 4, "--rate-factor", 0, "--rate-steps", 2): "--rate-factor 0 would leave no learning rate",
         (run, 4, "--rate-factor", "-1", "--rate-steps", 2): "--rate-factor -1 would leave no learning rate",
         (run, 4, "--rate-factor", "nan", "--rate-steps", 2): "Invalid value for '--rate-factor'",

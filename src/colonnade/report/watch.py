@@ -57,9 +57,9 @@ def _shown(run: Record, width: int) -> Panel:
     parts += _lines(run, max(20, min(width, 120) - 34))
     events = [
         Text(f"{event['event']:<12} step {step:,.0f}  {details(event)}"[: max(40, width - 6)])
-        for event, step in list(zip(run.events, steps_of(run.events), strict=True))[-EVENTS_SHOWN:]
+        for event, step in zip(run.events, steps_of(run.events), strict=True)
         if event["event"] != "setup" and step == step
-    ]
+    ][-EVENTS_SHOWN:]
     notes = [Text(note, style="yellow") for note in run.notes]
     state = state_of(run)
     words = STATES.get(state.replace("-", " "), "under way, or ended without a word")
