@@ -11,6 +11,7 @@ import pytest
 
 from colonnade import cli
 from colonnade.config.load import load
+from colonnade.errors import LayoutError
 from colonnade.planner import measure_hardware, measure_operators
 from colonnade.planner.hardware import hardware
 from colonnade.planner.measure_operators import SIZES
@@ -139,6 +140,22 @@ def test_the_vocabulary_has_to_be_known(
     assert "neither model.vocab_size nor data.tokenizer is set" in answer.err
 
 
+def test_the_memory_of_a_search_is_in_gb(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[float | None] = []
+
+    def search(*_: object, limit: float | None) -> None:
+        asked.append(limit)
+        raise LayoutError("no layout")
+
+    monkeypatch.setattr("colonnade.planner.search.search", search)
+    for memory in ([], ["--memory", "80"]):
+        assert run(monkeypatch, config, "--search", "--hardware", "h100", *memory) == cli.USER_MISTAKE
+        assert "no layout" in capsys.readouterr().err
+    assert asked == [None, 80_000_000_000]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -173,6 +190,7 @@ import sys
 sys.modules["torch"] = None  # importing it fails
 from colonnade import cli
 from colonnade.config.load import load
+from colonnade.errors import LayoutError
 from colonnade.planner.hardware import hardware
 sys.argv = ["colonnade", "plan", {config!r}, "--draw"]
 cli.main()

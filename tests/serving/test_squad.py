@@ -63,6 +63,12 @@ def test_the_threshold_decides_who_is_answered(trained: Path, tmp_path: Path) ->
     assert not any(predictions.values()) and none["NoAns_exact"] == 100
 
 
+def test_each_option_is_its_own(trained: Path, tmp_path: Path) -> None:
+    told, _ = measured(trained, tmp_path, "--max-query-length", "3", "--max-answer-length", "7", "--n-best", "2")
+    used = told["parameters"]
+    assert (used["max_query_length"], used["max_answer_length"], used["n_best"]) == (3, 7, 2)
+
+
 def test_what_is_refused(trained: Path, tmp_path: Path) -> None:
     run, data = trained / "at" / "run", trained / "dev.json"
     broken = tmp_path / "broken.json"

@@ -89,8 +89,10 @@ def test_steps_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
     before = (tmp_path / "metrics.jsonl").read_bytes()
     monitor(tmp_path).resume(7)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    (tmp_path / "thermometers.jsonl").write_bytes(before)
     monitor(tmp_path).resume(4)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(before.splitlines(keepends=True)[:4])
+    for name in ("metrics.jsonl", "thermometers.jsonl"):
+        assert (tmp_path / name).read_bytes() == b"".join(before.splitlines(keepends=True)[:4]), name
     monitor(tmp_path).resume(0)
     assert written(tmp_path) == []
 
