@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.checkpoint.folders import publish, set_aside_damaged, tidy
+from colonnade.checkpoint.folders import discard_after, publish, set_aside_damaged, tidy
 from colonnade.checkpoint.names import checkpoints_in
 
 
@@ -103,6 +103,27 @@ def test_the_old_ones_stay_until_the_new_one_has_its_name(tmp_path: Path, monkey
 
     publish(partial, final, 1, spared)
     assert list(checkpoints_in(tmp_path)) == [30] and asked == [[10, 20, 30]]
+
+
+def test_what_is_undone_goes_from_the_newest_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed in between leaves no later step beside a gap."""
+    make(tmp_path, 10, 20, 30, 40)
+    discard_after(tmp_path, 40)
+    assert list(checkpoints_in(tmp_path)) == [10, 20, 30, 40]
+    rename = Path.rename
+
+    def killed(self: Path, target: Path) -> Path:
+        if self.name == "step_00000030":
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        discard_after(tmp_path, 10)
+    assert list(checkpoints_in(tmp_path)) == [10, 20, 30]
+    monkeypatch.undo()
+    discard_after(tmp_path, 10)
+    assert list(checkpoints_in(tmp_path)) == [10]
 
 
 def test_a_step_has_one_name(tmp_path: Path) -> None:

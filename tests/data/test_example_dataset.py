@@ -140,6 +140,8 @@ def test_options_of_another_number_and_unknown_tokens_are_told_when_they_are_rea
 
 
 def test_examples_without_labels_can_be_read_where_none_is_wanted(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"document 2 has label 3, and model.num_labels = 3 has 0 to 2"):
+        dataset(tmp_path, [[[1], [2], []], [[1], [2], [0]], [[1], [2], [3]]], LABELS, 3, labelled=False)
     assert np.isnan(dataset(tmp_path, [[[1], [2], []]], LABELS, 3, labelled=False).rows([0]).targets).all()
 
 

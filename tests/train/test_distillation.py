@@ -182,6 +182,18 @@ def test_a_teacher_that_cannot_teach(corpus: TinyCorpus, teacher: Path, finished
     assert "Put the teacher back" in message and "teacher differs" in message
 
 
+def test_a_dry_run_refuses_a_teacher_as_the_run_would(corpus: TinyCorpus, finished: Finished, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for teacher, more, said in (
+        (tmp_path / "empty", [], "is no checkpoint, no folder of a run that has one"),
+        (finished.folder, ["model.vocab_size=300"], "tells 275 tokens apart, and the run's vocabulary has 300"),
+    ):
+        config = write_config(corpus, tmp_path)
+        answer = forked("train", config, f"distillation.teacher={teacher}", *more, "--dry-run")
+        assert answer.status == 2 and said in answer.err, answer
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_model_that_has_learned_preferences_teaches_what_comes_next(
     finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:

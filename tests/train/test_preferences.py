@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +180,20 @@ def test_a_run_goes_on_with_its_reference(pairs: Path, tuned: Path, tmp_path: Pa
     assert (tmp_path / "run" / "reference.npz").read_bytes() == stored
 
 
+def test_a_dry_run_refuses_a_reference_as_the_run_would(pairs: Path, tuned: Path, tmp_path: Path) -> None:
+    answer = run(
+        pairs, tmp_path, f"preferences.reference={tuned / 'reference.npz'}", "train.precision=fp32", "--dry-run"
+    )
+    assert answer.status == 2 and "has log-probabilities of other precision than the run's" in answer.err, answer
+    shutil.copytree(tuned, tmp_path / "run")
+    more = ("train.steps=6", "optim.decay_steps=4", "--dry-run")
+    answer = run(pairs, tmp_path, *more)
+    assert answer.status == 0 and answer.out.endswith("step_00000004 with step 5.\n"), answer
+    (tmp_path / "run" / "reference.npz").unlink()
+    answer = run(pairs, tmp_path, *more)
+    assert answer.status == 2 and "reference.npz is gone" in answer.err and "of step 4 cannot" in answer.err, answer
+
+
 @pytest.mark.slow
 def test_a_reference_of_others_is_refused(pairs: Path, tuned: Path, tmp_path: Path) -> None:
     named = f"preferences.reference={tuned / 'reference.npz'}"
@@ -208,6 +223,7 @@ def test_log_probabilities_that_are_no_numbers_are_refused(pairs: Path, tuned: P
     np.savez(tmp_path / "bad.npz", **arrays)
     answer = run(pairs, tmp_path, f"preferences.reference={tmp_path / 'bad.npz'}")
     assert answer.status == 2 and "has no log-probabilities of all 32 pairs of train.0" in answer.err, answer
+    assert "Put the run's own file back" in answer.err and "Before a run's first step it can be removed" in answer.err
 
 
 def test_log_probabilities_of_another_model_or_format_are_refused(pairs: Path, tuned: Path, tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ from colonnade.config.compare import model_metadata
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError
 from colonnade.mesh.agreement import gather_texts
-from colonnade.mesh.mesh import Axis
-from colonnade.train import rollbacks
+from colonnade.mesh.mesh import Axis, Mesh
+from colonnade.train import reference, rollbacks, taught
+from colonnade.train.base import check_base, content_together
 from colonnade.train.best import evaluations_since_best, none_better
 from colonnade.train.change import Change, Expected, behind
 from colonnade.train.change_requests import foreseen
 from colonnade.train.corpus import Corpus, check_length, curriculum_of
+from colonnade.train.init_from import Origin
 from colonnade.train.metadata import metadata_of
 from colonnade.train.newest import find
 from colonnade.train.recovery import check_metadata
@@ -63,12 +65,16 @@ def course_of(config: Config, corpus: Corpus, ranks: Axis) -> Course:
     return Course(now.config, whole.config, tuple(refused))
 
 
-def beginning_of(config: Config, corpus: Corpus, now: Config) -> str:
-    """Where a run would begin, with nothing read but manifests. CheckpointError for what `resume` refuses, but for what
-    only the tensors of a checkpoint show. `config`: as begun; `now`: in force behind that checkpoint.
+def beginning_of(config: Config, corpus: Corpus, now: Config, mesh: Mesh, base: Origin | None) -> str:
+    """Where a run would begin, with nothing read but manifests and what identifies the weights beside it: every rank
+    calls this. Raises what the run's start does, but for what only the tensors of a checkpoint show. `config`: as
+    begun; `now`: in force behind its checkpoint. `base`: the weights beside its adapters, where it names some.
     """
     run = Path(config.run.folder)
     path = find(run)
+    taught.check(config, corpus, mesh)
+    if config.model.head == "preferences":
+        reference.stored(config, corpus, mesh, step=newest_step(checkpoints(run)))
     if path is None:
         return "begin with step 1"
     manifest = read_manifest(path)
@@ -81,6 +87,8 @@ def beginning_of(config: Config, corpus: Corpus, now: Config) -> str:
     if train.patience and since >= train.patience:
         return f"do nothing: {path} is at step {manifest.step:,}, and {none_better(since, train.patience)}"
     metadata = metadata_of(path, manifest)
+    if metadata.base is not None and base is not None:
+        check_base(path, metadata.base, base.path, content_together(base.path, mesh.world))
     config = behind(config, metadata.changes)
     corpus = replace(corpus, curriculum=curriculum_of(config))
     rollbacks.check_left(config, corpus, metadata, rollbacks.read(run))

@@ -135,8 +135,9 @@ def main(
             monitor.say(summary.text)
             on_all_ranks(summary.check, mesh.world)
             if dry_run:
-                begins_so = f"{beginning_of(config, corpus, course.now)}{_from_weights(origin if drawn else None)}."
-                monitor.say("\n".join([f"Nothing was trained or saved. The run would {begins_so}", *course.refused]))
+                begins_so = beginning_of(config, corpus, course.now, mesh, origin if has_base else None)
+                begins_so += _from_weights(origin if drawn else None)
+                monitor.say("\n".join([f"Nothing was trained or saved. The run would {begins_so}.", *course.refused]))
                 return
             state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)
             if has_base and origin is not None:

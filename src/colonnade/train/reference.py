@@ -33,33 +33,45 @@ from colonnade.train.state import TrainState
 FILE = "reference.npz"
 OF = "of"
 LATER = ("model", "precision")  # what files of earlier versions do not say
+_INSTEAD = (
+    "Put the run's own file back, or name it in preferences.reference. Before a run's first step it can be removed: it "
+    "is made anew."
+)
 
 
 def attach(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, monitor: Monitor) -> None:
     """Give every pair of `corpus` what the reference thinks of it; every rank calls this before the first step.
 
-    Reads the file, or makes it where the run begins. DataError if it is of other weights or data, ConfigError where it
-    is gone.
+    Reads the file, or makes it where the run begins; raises what `stored` does.
     """
     if config.model.head != "preferences":
         return
     path, parts = path_of(config), _parts(corpus)
-    known = _known(config, corpus, mesh)
-    there = bool(all_reduce(torch.tensor(int(path.is_file())), mesh.world, "max"))
-    if there:
-        found = on_all_ranks(lambda: read(path, known, parts), mesh.world)
-    else:
-        if state.step > 0:
-            raise ConfigError(
-                f"{path} is gone: it has what the reference model thinks of the answers, which the weights of step "
-                f"{state.step:,} cannot tell any more. Restore it, or begin anew in another run.folder."
-            )
+    known, found = stored(config, corpus, mesh, step=state.step)
+    if found is None:
         monitor.say(f"Reading {sum(map(len, parts.values())):,} pairs with the weights of the reference, once.")
-        found = {name: _computed(state, corpus, part, config, mesh) for name, part in parts.items()}
+        made = {name: _computed(state, corpus, part, config, mesh) for name, part in parts.items()}
         state.inference.close()
-        on_all_ranks(lambda: _write(path, known, found) if mesh.rank == 0 else None, mesh.world)
+        on_all_ranks(lambda: _write(path, known, made) if mesh.rank == 0 else None, mesh.world)
+        found = made
     for name, part in parts.items():
         part.reference = found[name]
+
+
+def stored(config: Config, corpus: Corpus, mesh: Mesh, *, step: int) -> tuple[dict[str, Any], dict[str, Floats] | None]:
+    """What log-probabilities of a run on preferences depend on, and the file's, by part; None: there is no file yet.
+    Every rank calls this. DataError if the file is of other weights or data, ConfigError where it is gone, as a run
+    that has done `step` steps needs it.
+    """
+    path, parts, known = path_of(config), _parts(corpus), _known(config, corpus, mesh)
+    if all_reduce(torch.tensor(int(path.is_file())), mesh.world, "max"):
+        return known, on_all_ranks(lambda: read(path, known, parts), mesh.world)
+    if step > 0:
+        raise ConfigError(
+            f"{path} is gone: it has what the reference model thinks of the answers, which the weights of step "
+            f"{step:,} cannot tell any more. Restore it, or begin anew in another run.folder."
+        )
+    return known, None
 
 
 def path_of(config: Config) -> Path:
@@ -89,19 +101,16 @@ def read(path: Path, known: dict[str, Any], parts: dict[str, PreferenceDataset])
             about = json.loads(str(stored[OF]))
             found = {name: stored[name] for name in parts if name in stored}
     except (OSError, ValueError, KeyError, BadZipFile) as error:
-        raise DataError(
-            f"{path} has no log-probabilities of a reference model ({error}). Remove it to have it made."
-        ) from error
+        raise DataError(f"{path} has no log-probabilities of a reference model ({error}). {_INSTEAD}") from error
     for what in known:
         if about.get(what, known[what] if what in LATER else None) != known[what]:
             raise DataError(
                 f"{path} has log-probabilities of other {what} than the run's:\n  {_line(about.get(what))}\n  "
-                f"{_line(known[what])} (the run's)\nRemove it, or name another in preferences.reference; it is made by "
-                "a run's first start."
+                f"{_line(known[what])} (the run's)\n{_INSTEAD}"
             )
     for name, part in parts.items():
         if name not in found or found[name].shape != (len(part), 2) or not np.isfinite(found[name]).all():
-            raise DataError(f"{path} has no log-probabilities of all {len(part):,} pairs of {name}. Remove it.")
+            raise DataError(f"{path} has no log-probabilities of all {len(part):,} pairs of {name}. {_INSTEAD}")
     return found
 
 

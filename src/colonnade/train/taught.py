@@ -39,7 +39,14 @@ from colonnade.train.corpus import Corpus
 from colonnade.train.init_from import origin_at
 from colonnade.train.monitor import Monitor
 from colonnade.train.state import TrainState
-from colonnade.train.teacher import Teacher, open_teacher, with_soft_targets
+from colonnade.train.teacher import (
+    NAMED_BY,
+    Teacher,
+    check_teacher,
+    open_teacher,
+    teacher_model,
+    with_soft_targets,
+)
 
 FOLDER, ABOUT = "teacher", "about.json"
 BLOCK = 1 << 22  # entries of a file
@@ -54,9 +61,7 @@ def attach(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, monito
     chosen = config.distillation
     if chosen.teacher is None:
         return
-    folder = store_of(config)
-    about = _about(config, corpus, mesh)
-    on_all_ranks(lambda: _check(folder, about) if mesh.rank == 0 else None, mesh.world)
+    folder, about = store_of(config), _checked(config, corpus, mesh)
     device, products = next(state.model.parameters()).device, state.model.parallel.products
     if chosen.top_k is None:
         teacher = open_teacher(config, mesh, corpus, device, products)
@@ -73,6 +78,25 @@ def attach(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, monito
         monitor.say(f"Asking {teacher.origin.path}, {teacher.origin.what}, about {samples:,} samples, once.")
         _compute(teacher, missing, folder, config=config, corpus=corpus, mesh=mesh)
     state.teacher = Stored(folder, blocks[0].size, blocks[-1].stop, chosen.alpha, chosen.temperature)
+
+
+def check(config: Config, corpus: Corpus, mesh: Mesh) -> None:
+    """Raises what `attach` does of a teacher, as far as that is known before the run's state is made. Every rank calls
+    this.
+    """
+    path = config.distillation.teacher
+    if path is None:
+        return
+    _checked(config, corpus, mesh)
+    if config.distillation.top_k is None or not (store_of(config) / ABOUT).exists():
+        check_teacher(origin_at(Path(path), NAMED_BY), teacher_model(Path(path)), config, corpus)
+
+
+def _checked(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
+    """What the stored targets depend on. DataError where another's are there."""
+    folder, about = store_of(config), _about(config, corpus, mesh)
+    on_all_ranks(lambda: _check(folder, about) if mesh.rank == 0 else None, mesh.world)
+    return about
 
 
 def store_of(config: Config) -> Path:
@@ -149,7 +173,7 @@ def _about(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
     """What the stored targets depend on; of a teacher that runs beside the student, its content alone."""
     chosen = config.distillation
     assert chosen.teacher is not None, "there is a teacher"
-    content = {"teacher": content_together(origin_at(Path(chosen.teacher), "distillation.teacher").path, mesh.world)}
+    content = {"teacher": content_together(origin_at(Path(chosen.teacher), NAMED_BY).path, mesh.world)}
     if chosen.top_k is None:
         return content
     keys = [key for key in DataConfig.model_fields if key not in _CHOICES]

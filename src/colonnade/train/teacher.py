@@ -46,6 +46,8 @@ from colonnade.train.newest import checkpoint_at
 from colonnade.train.recovery import shard
 from colonnade.train.state import build_model
 
+NAMED_BY = "distillation.teacher"
+
 
 @dataclass(frozen=True)
 class Teacher:
@@ -121,7 +123,7 @@ def open_teacher(config: Config, mesh: Mesh, corpus: Corpus, device: torch.devic
     assert chosen.teacher is not None, "there is a teacher"
     path = Path(chosen.teacher)
     model = teacher_model(path)
-    origin = origin_at(path, "distillation.teacher")
+    origin = origin_at(path, NAMED_BY)
     check_teacher(origin, model, config, corpus)
     architecture = architecture_of(model, corpus.vocab_size)
     every = chunks(architecture, ParallelConfig(pp=mesh.pp.size))
