@@ -539,7 +539,8 @@ atexit.register(print, "what the interpreter does on its way out")
 print("said")
 process.end_beside_threads(130)
 """
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=buffered)
     assert (answer.returncode, answer.stdout, answer.stderr) == (130, "said\n", "")
 
 

@@ -424,6 +424,8 @@ def test_by_hand(finished: Finished, run: Path) -> None:
         "The checkpoints of steps 6 are deleted.\n"
     )
     assert saved_steps(run) == [4] and len(rollbacks.read(run)) == 1
+    told = events(run)[-1]
+    assert told["event"] == "rolled back" and {"to": 4, "skip": 2, "reason": "asked for"}.items() <= told.items()
     undone = [json.loads(line)["step"] for line in (run / "undone.jsonl").read_text().splitlines()]
     assert undone == [5, 6] and [line["step"] for line in metrics(run)] == [1, 2, 3, 4]
     assert forked("train", finished.config, f"run.folder={run}").status == 0

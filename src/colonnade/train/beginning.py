@@ -65,10 +65,11 @@ def course_of(config: Config, corpus: Corpus, ranks: Axis) -> Course:
     return Course(now.config, whole.config, tuple(refused))
 
 
-def beginning_of(config: Config, corpus: Corpus, now: Config, mesh: Mesh, base: Origin | None) -> str:
+def beginning_of(config: Config, corpus: Corpus, now: Config, mesh: Mesh, origin: Origin | None) -> str:
     """Where a run would begin, with nothing read but manifests and what identifies the weights beside it: every rank
     calls this. Raises what the run's start does, but for what only the tensors of a checkpoint show. `config`: as
-    begun; `now`: in force behind its checkpoint. `base`: the weights beside its adapters, where it names some.
+    begun; `now`: in force behind its checkpoint. `origin`: the weights that it begins from, or that are beside its
+    adapters.
     """
     run = Path(config.run.folder)
     path = find(run)
@@ -76,7 +77,7 @@ def beginning_of(config: Config, corpus: Corpus, now: Config, mesh: Mesh, base: 
     if config.model.head == "preferences":
         reference.stored(config, corpus, mesh, step=newest_step(checkpoints(run)))
     if path is None:
-        return "begin with step 1"
+        return "begin with step 1" + ("" if origin is None else f", from the weights of {origin.path}")
     manifest = read_manifest(path)
     check_model(path, manifest, model_metadata(config.model, corpus.vocab_size))
     check_metadata(config, corpus, path, manifest)
@@ -87,8 +88,8 @@ def beginning_of(config: Config, corpus: Corpus, now: Config, mesh: Mesh, base: 
     if train.patience and since >= train.patience:
         return f"do nothing: {path} is at step {manifest.step:,}, and {none_better(since, train.patience)}"
     metadata = metadata_of(path, manifest)
-    if metadata.base is not None and base is not None:
-        check_base(path, metadata.base, base.path, content_together(base.path, mesh.world))
+    if metadata.base is not None and origin is not None:
+        check_base(path, metadata.base, origin.path, content_together(origin.path, mesh.world))
     config = behind(config, metadata.changes)
     corpus = replace(corpus, curriculum=curriculum_of(config))
     rollbacks.check_left(config, corpus, metadata, rollbacks.read(run))

@@ -135,8 +135,7 @@ def main(
             monitor.say(summary.text)
             on_all_ranks(summary.check, mesh.world)
             if dry_run:
-                begins_so = beginning_of(config, corpus, course.now, mesh, origin if has_base else None)
-                begins_so += _from_weights(origin if drawn else None)
+                begins_so = beginning_of(config, corpus, course.now, mesh, origin)
                 monitor.say("\n".join([f"Nothing was trained or saved. The run would {begins_so}.", *course.refused]))
                 return
             state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)
@@ -151,10 +150,6 @@ def main(
             monitor.event("setup", **summary.fields)
             timed = Profile(profile, state.step, config, mesh, device, monitor)
             _to_its_end(config, mesh, device, corpus, monitor, state, timed, copies, decision.metadata())
-
-
-def _from_weights(origin: init_from.Origin | None) -> str:
-    return "" if origin is None else f", from the weights of {origin.path}"
 
 
 def _to_its_end(

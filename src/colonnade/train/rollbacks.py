@@ -25,9 +25,9 @@ from colonnade.mesh.mesh import Axis
 from colonnade.train.change import Expected, behind
 from colonnade.train.change_requests import began_with, read_decided, to_come
 from colonnade.train.corpus import Corpus, check_length, curriculum_of, open_corpus
-from colonnade.train.divergence import Rollback, in_force, lowered
+from colonnade.train.divergence import ROLLED_BACK, Rollback, in_force, lowered
 from colonnade.train.metadata import RunMetadata, metadata_of
-from colonnade.train.monitor import set_aside
+from colonnade.train.monitor import set_aside, write_event
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import COPIES, ROLLBACKS, checkpoints
 from colonnade.train.state import TrainState, learning_rate_of
@@ -100,6 +100,7 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
     write(run, [*before, rollback])
     discard_after(checkpoints(run), step)
     set_aside(run, step)
+    write_event(run, ROLLED_BACK, **rollback.model_dump())
     return rollback, [each for each in saved if each > step]
 
 
