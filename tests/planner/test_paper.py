@@ -112,7 +112,8 @@ MORE_WAYS = tuple(
 @cache
 def check_shortcut(way: Way) -> None:
     """All that a walk tells is what a walk through every micro-batch tells. A way that did is not walked again."""
-    count = max(24, steady(way.parallel, 100) + way.pp) if way.schedule == "interleaved" else 24
+    few = 8 if way.schedule == "gpipe" else steady(way.parallel, 100)
+    count = few + 2 * way.pp if way.schedule == "interleaved" else few + 5  # the period at least twice more
     case = replace(LONG, global_batch_size=count * way.dp, num_layers=max(6, 2 * way.pp * way.virtual_stages))
     for stage in range(way.pp):
         rank = way.layout.rank_at(pp=stage, dp=way.dp - 1, tp=0)

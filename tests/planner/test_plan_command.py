@@ -95,7 +95,8 @@ def test_of_a_machine_of_cpus_a_run_on_cpus_is_planned(
 
     assert planned() == planned("train.device=cpu") != planned("train.precision=bf16")
     best = tmp_path / "best.toml"
-    assert run(monkeypatch, config, "--search", "--hardware", "cpu", "--output", str(best)) == 0
+    few = ("parallel.pp=2", "train.global_batch_size=2", "train.micro_batch_size=1")  # layouts to choose from
+    assert run(monkeypatch, config, *few, "--search", "--hardware", "cpu", "--output", str(best)) == 0
     assert (load(best).train.device, load(best).train.precision) == ("cpu", "fp32")
     capsys.readouterr()
     assert run(monkeypatch, config, "train.device=cpu", "--hardware", "a100-80gb") == 2
