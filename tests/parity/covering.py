@@ -175,4 +175,4 @@ def _filled(
 
 def _gain(combination: Combination, new: tuple[str, Any], missing: Mapping[Values, None], strength: int) -> int:
     """How many missing values come in with `new`."""
-    return sum(values | {new} in missing for values in subsets(combination, strength - 1))
+    return sum(frozenset((*chosen, new)) in missing for chosen in combinations(combination.items(), strength - 1))

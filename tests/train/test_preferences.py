@@ -190,8 +190,9 @@ def test_a_dry_run_refuses_a_reference_as_the_run_would(pairs: Path, tuned: Path
     answer = run(pairs, tmp_path, *more)
     assert answer.status == 0 and answer.out.endswith("step_00000004 with step 5.\n"), answer
     (tmp_path / "run" / "reference.npz").unlink()
-    answer = run(pairs, tmp_path, *more)
-    assert answer.status == 2 and "reference.npz is gone" in answer.err and "of step 4 cannot" in answer.err, answer
+    for layout, num_ranks in (("parallel.dp=1", 1), ("parallel.tp=2", 2)):
+        answer = run(pairs, tmp_path, *more, layout, num_ranks=num_ranks)
+        assert answer.status == 2 and "reference.npz is gone" in answer.err and "of step 4 cannot" in answer.err, answer
 
 
 @pytest.mark.slow
