@@ -21,7 +21,7 @@ WRITING: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"file": {"auto_mkdir": True}, "local": {"auto_mkdir": True}, "s3": _S3, "s3a": _S3}
 )
 """Options of storages that are written to, by the kind of URL."""
-_URL = re.compile(r"^([A-Za-z][\w+.\-]+:)//?")  # paths make one slash of two
+_URL = re.compile(r"^([A-Za-z][\w+.\-]+:)(//?)")  # paths make one slash of two, and of three
 Answer = TypeVar("Answer")
 
 
@@ -43,7 +43,7 @@ def not_here(path: object) -> str:
 
 def as_given(path: object) -> str:
     """A path in words; where it was made of a URL, that URL."""
-    return _URL.sub(r"\1//", str(path))
+    return _URL.sub(lambda found: found[1] + ("///" if found.groups() == ("file:", "/") else "//"), str(path))
 
 
 def below(url: str, name: str) -> str:

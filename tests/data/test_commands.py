@@ -9,6 +9,7 @@ import pytest
 
 from colonnade.data.indexed import TokenFile
 from colonnade.data.tokenizer import Tokenizer
+from colonnade.storage import as_given
 from tests.commands import here
 
 
@@ -165,3 +166,9 @@ def test_a_url_where_files_are_asked_for_is_told_as_it_was_given(
     hidden = named.replace("URL", "https://…@host/corpus")
     assert answer.status == 2 and f"{hidden} It is a URL, and what is named has to be on this machine" in answer.err
     assert "secret" not in answer.err
+
+
+def test_a_url_of_a_file_has_three_slashes() -> None:
+    for url in ("file:///mnt/corpus", "memory://corpus", "s3://bucket/corpus", "hf://datasets/corpus"):
+        assert as_given(url) == as_given(Path(url)) == url
+    assert as_given(Path("corpus/a:b")) == "corpus/a:b"
