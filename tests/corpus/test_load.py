@@ -195,6 +195,45 @@ def test_a_fifo_is_no_input(tmp_path: Path, whole: dict[str, dict[str, object]])
     assert "pipe.jsonl is neither a file nor a folder" in said
 
 
+@pytest.mark.parametrize(
+    ("path", "folder"),
+    [
+        ("data", "data"),
+        ("data", "data/clean"),
+        ("data/", "data/raw/clean/"),
+        (".", "clean"),
+        ("data", "other/../data/clean"),
+        ("data/../data", "{here}/data/clean"),
+        ("data", "link/clean"),
+        ("link", "data/clean"),
+        ("link/raw/..", "data"),
+    ],
+)
+def test_a_result_within_an_input_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, folder: str
+) -> None:
+    """The next start would read it. However the two are spelled, and whether the folder is there or not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "raw").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("data")
+    folder = folder.format(here=tmp_path)
+    said = problems({"read": {"paths": ["elsewhere", path]}, "write": {"folder": folder}})
+    assert "read.paths: elsewhere does not exist." in said and "2 problems" in said
+    assert f'write.folder = "{folder}" is within {path}, a folder of read.paths: ' in said
+    assert "Set write.folder to a folder beside the inputs" in said
+
+
+@pytest.mark.parametrize("folder", ["data", "data/clean", "data/raw-clean", "data/raw/linked", "data/raw/../clean"])
+def test_a_result_beside_what_is_read_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    """Nor one in the folder of a file that is named itself, nor behind a link, which is not followed in an input."""
+    monkeypatch.chdir(tmp_path)
+    for place in ("data/raw", "elsewhere"):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "data" / "a.jsonl").touch()
+    (tmp_path / "data" / "raw" / "linked").symlink_to(tmp_path / "elsewhere")
+    build({"read": {"paths": ["data/a.jsonl", "data/raw"]}, "write": {"folder": folder}})
+
+
 def test_overrides_of_another_form_are_told(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text("")

@@ -9,6 +9,7 @@ What is read, and what is said of keys and values, is `config`'s, as for a run's
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -39,7 +40,8 @@ def build(content: TomlTable, problems: Sequence[Problem] = (), *, source: str =
     except ValidationError as error:
         found += values_refused(error, Recipe)
         recipe = _of_sound_sections(known)
-    found += [Problem(message, ()) for message in (*_disagreements(recipe), *_missing_files(recipe))]
+    told = (*_disagreements(recipe), *_missing_files(recipe), *_overlaps(recipe))
+    found += [Problem(message, ()) for message in told]
     if found:
         raise ConfigError(listed(found, source))
     return recipe
@@ -140,6 +142,26 @@ def _missing_files(recipe: Recipe) -> Iterator[str]:
     yield from (f"{key}: {path} does not exist." for key, path in _named_files(recipe) if not Path(path).exists())
     if recipe.write and Path(recipe.write.folder).is_file():
         yield f"write.folder = {as_toml(recipe.write.folder)} is a file. Name a folder."
+
+
+def _overlaps(recipe: Recipe) -> Iterator[str]:
+    """A result within what is read, and inputs within each other."""
+    paths = recipe.read.paths if recipe.read else []
+    for folder in dict.fromkeys(paths):
+        if recipe.write and _is_within(recipe.write.folder, folder):
+            yield (
+                f"write.folder = {as_toml(recipe.write.folder)} is within {folder}, a folder of read.paths: when the "
+                "command is started again, what it has written there would be read as text. Set write.folder to a "
+                "folder beside the inputs, or let read.paths name the files in place of the folder."
+            )
+
+
+def _is_within(path: str, folder: str) -> bool:
+    """Whether a path, which need not be there, is a folder or below it, links and dots followed."""
+    if not Path(folder).is_dir():
+        return False
+    real = [os.path.realpath(each) for each in (path, folder)]
+    return os.path.commonpath(real) == real[1]
 
 
 def _named_files(recipe: Recipe) -> Iterator[tuple[str, str]]:
