@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -153,6 +155,28 @@ def test_a_run_is_no_duplicate_of_itself_in_a_new_folder(tmp_path: Path, run: Ru
     for folder in ("one", "two"):
         assert run(source, folder=folder, deduplicate=how).texts() == texts
     assert len(list((tmp_path / "index").iterdir())) == 1
+
+
+def test_what_a_changed_run_has_in_the_index_is_told(tmp_path: Path, run: Run, write_lines: Any) -> None:
+    """A new folder alone would have all documents dropped. Both ways out that are named keep them."""
+    source = write_lines("a.jsonl", [" ".join(words(100, seed)) for seed in range(5)])
+    index = tmp_path / "index"
+    how = {"index": str(index)}
+    other = run(write_lines("b.jsonl", [" ".join(words(100, 9))]), folder="other", deduplicate=how)
+    run(source, deduplicate=how)
+    part = index / json.loads((tmp_path / "clean" / "manifest.json").read_bytes())["identity"][:16]
+    said = (
+        rf"or set write\.folder to a new folder and deduplicate\.index to a new one: {index} has what the other "
+        rf"run kept, .* dropped as near-duplicates \(to use this index still, .* remove {part}\)\.$"
+    )
+    with pytest.raises(DataError, match=said):
+        run(source, deduplicate=how, repair={})
+    with pytest.raises(DataError, match=r"or set write\.folder to a new folder\.$"):
+        run(source, deduplicate={"index": str(tmp_path / "empty")}, repair={})
+    assert len(run(source, folder="again", deduplicate={"index": str(tmp_path / "new")}, repair={}).texts()) == 5
+    shutil.rmtree(part)
+    assert len(run(source, folder="instead", deduplicate=how, repair={}).texts()) == 5
+    assert (index / other.manifest["identity"][:16]).is_dir()
 
 
 def test_a_part_of_the_index_that_is_there_stays(tmp_path: Path, run: Run, write_lines: Any) -> None:

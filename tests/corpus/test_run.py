@@ -177,9 +177,19 @@ def test_a_folder_keeps_one_run(tmp_path: Path, run: Run, corpus: Path) -> None:
     with pytest.raises(DataError, match=r"holds another run: repair\.uncurl_quotes was False and is True"):
         run(corpus, repair={"uncurl_quotes": True})
     run(corpus, repair={}, run={"workers": 2})
+    before = corpus.stat().st_mtime_ns
     os.utime(corpus, ns=(1, 1))
-    with pytest.raises(DataError, match="inputs have changed"):
+    said = (
+        rf"inputs have changed: {re.escape(str(corpus))} \(its modification time was 20.* and is 1970-01-01 00:00:00\."
+    )
+    with pytest.raises(
+        DataError, match=said + r"000000001 UTC\)\. Undo that to go on with it, or set write\.folder to a"
+    ) as told:
         run(corpus, repair={})
+    time_before = re.findall(r"was (\S+ \S+ UTC)", str(told.value))[0]
+    subprocess.run(["touch", "-d", time_before, corpus], check=True)  # as the page on cleaning says
+    assert corpus.stat().st_mtime_ns == before
+    run(corpus, repair={})
 
 
 def test_a_run_is_not_taken_up_with_other_tasks(run: Run, write_lines: Any) -> None:

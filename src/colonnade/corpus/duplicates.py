@@ -193,7 +193,7 @@ class Remember(PipelineStep):
             kept.add(document.metadata["index"])
             yield document
         assert self.how.index is not None, "only with an index"
-        folder = Path(self.how.index) / f"{self.identity[:16]}{PARTIAL}"
+        folder = index_part(self.how.index, self.identity, PARTIAL)
         bands = Bands(self.how.bands, self.how.rows)
         copy_signatures(Source(OWN + rank, sign_folder(self.setting.folder), rank), folder, sorted(kept), bands)
 
@@ -201,12 +201,17 @@ class Remember(PipelineStep):
 def publish(how: DeduplicateStep, identity: str, num_tasks: int) -> None:
     """Gives this run's part of the index its name. Does nothing the second time."""
     assert how.index is not None, "only with an index"
-    partial, final = (Path(how.index) / f"{identity[:16]}{ending}" for ending in (PARTIAL, ""))
+    partial, final = (index_part(how.index, identity, ending) for ending in (PARTIAL, ""))
     if partial.exists() and final.exists():
         shutil.rmtree(partial)
     elif partial.exists():
         (partial / INDEX_METADATA).write_text(json.dumps({**index_metadata(how), "tasks": num_tasks}))
         partial.rename(final)
+
+
+def index_part(index: str, identity: str, ending: str = "") -> Path:
+    """Where a run's part of the index is, by the run's identity."""
+    return Path(index) / f"{identity[:16]}{ending}"
 
 
 def index_metadata(how: DeduplicateStep) -> dict[str, int]:

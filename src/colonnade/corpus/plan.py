@@ -13,7 +13,8 @@ from typing import Any
 
 from colonnade.atomic import written
 from colonnade.corpus.archives import members
-from colonnade.corpus.duplicates import INDEX_METADATA, PARTIAL, index_metadata
+from colonnade.corpus.differences import TOKENIZERS, differences
+from colonnade.corpus.duplicates import INDEX_METADATA, PARTIAL, index_metadata, index_part
 from colonnade.corpus.folders import entries
 from colonnade.corpus.formats import KINDS_IN_WORDS, InputSplit, kind_of
 from colonnade.corpus.load import files_of, source_of
@@ -24,7 +25,6 @@ from colonnade.errors import DataError
 
 _CUTTABLE = ("lines",)
 _STREAMED = ("lines", "text", "warc")
-_TOKENIZERS = "tokenizers"
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,23 @@ def keep_plan(plan: Plan, recipe: Recipe) -> Plan:
     stored: dict[str, Any] = json.loads(path.read_bytes())
     if stored["identity"] != plan.identity:
         raise DataError(
-            f"{recipe.write.folder} holds another run: {'; '.join(_differences(stored['facts'], metadata))}. "
-            "Undo that to go on with it, or set write.folder to a new folder."
+            f"{recipe.write.folder} holds another run: {'; '.join(differences(stored['facts'], metadata))}. "
+            f"Undo that to go on with it, or set write.folder to a new folder{_and_index(recipe, stored['identity'])}."
         )
     return replace(plan, index=tuple(stored["index"]))
+
+
+def _and_index(recipe: Recipe, identity: str) -> str:
+    """What else a new run needs where the index has what another one kept."""
+    if recipe.deduplicate is None or recipe.deduplicate.index is None:
+        return ""
+    part = index_part(recipe.deduplicate.index, identity)
+    if not part.exists():
+        return ""
+    return (
+        f" and deduplicate.index to a new one: {recipe.deduplicate.index} has what the other run kept, and all of that "
+        f"would be dropped as near-duplicates (to use this index still, for the other runs in it, remove {part})"
+    )
 
 
 def run_file(folder: Path) -> Path:
@@ -178,7 +191,7 @@ def _metadata(recipe: Recipe, tasks: Sequence[Sequence[InputSplit]], tokenizers:
     content["write"].pop("folder")
     inputs = [asdict(split) for task in tasks for split in task]
     found = {"recipe": content, "inputs": inputs, "named files": {path: _stamp(path) for path in _named(recipe)}}
-    return {**found, _TOKENIZERS: tokenizers} if tokenizers else found
+    return {**found, TOKENIZERS: tokenizers} if tokenizers else found
 
 
 def tokenizers_of(recipe: Recipe) -> list[str]:
@@ -213,18 +226,3 @@ def _index_parts(recipe: Recipe, identity: str) -> tuple[str, ...]:
                 "cannot be compared. Set the same values, or another index."
             )
     return tuple(part.name for part in found if part.name != identity[:16])
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    found = []
-    for section in {**old["recipe"], **new["recipe"]}:
-        before, after = old["recipe"].get(section) or {}, new["recipe"].get(section) or {}
-        found += [
-            f"{section}.{key} was {before.get(key)!r} and is {after.get(key)!r}"
-            for key in {**before, **after}
-            if before.get(key) != after.get(key)
-        ]
-    found += [
-        f"{name} have changed" for name in ("inputs", "named files", _TOKENIZERS) if old.get(name) != new.get(name)
-    ]
-    return found or ["it was made by another version"]

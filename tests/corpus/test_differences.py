@@ -1,0 +1,48 @@
+"""What is said of a run that differs from the one that a folder holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from colonnade.corpus.differences import differences
+
+
+def facts(*inputs: tuple[str, int, int], named: dict[str, Any] | None = None, **read: Any) -> dict[str, Any]:
+    splits = [{"path": path, "size": size, "modified": modified} for path, size, modified in inputs]
+    return {"recipe": {"read": read}, "inputs": splits, "named files": named or {}}
+
+
+def test_each_input_that_changed_is_named_with_what_about_it() -> None:
+    old = facts(("a", 1_000, 0), ("b", 5, 10**18 + 7), ("c", 5, 0))
+    new = facts(("a", 2_000, 9), ("b", 5, 0), ("d", 5, 0))
+    changed, more = differences(old, new)[0].removeprefix("inputs have changed: ").rsplit(" and ", 1)
+    assert changed.split("), ") == [
+        "a (its size was 1,000 bytes and is 2,000",
+        "b (its modification time was 2001-09-09 01:46:40.000000007 UTC and is 1970-01-01 00:00:00.000000000 UTC",
+        "c (gone)",
+    ]
+    assert more == "1 more"
+
+
+def test_an_input_that_was_added_is_new_and_those_that_are_as_before_are_not_named() -> None:
+    same = [(name, 1, 1) for name in "abcd"]
+    assert differences(facts(*same), facts(*same, ("e", 1, 1))) == ["inputs have changed: e (new)"]
+
+
+def test_a_change_of_the_recipe_that_shares_inputs_out_in_another_way_is_told_alone() -> None:
+    a, b = ("a", 1, 1), ("b", 1, 1)
+    assert differences(facts(a, b, paths="ab"), facts(b, a, paths="ba")) == ["read.paths was 'ab' and is 'ba'"]
+    shared = "inputs have changed: the same files are shared out in another way"
+    assert differences(facts(a, b), facts(b, a)) == [shared]
+
+
+def test_named_files_are_named_too() -> None:
+    old = {"lists/urls.txt": [["urls.txt", 1, 1]], "gpt2": [["merges.txt", 1, 1], ["vocab.json", 1, 1]]}
+    new = {"lists/urls.txt": [["urls.txt", 2, 1]], "gpt2": [["merges.txt", 1, 1]]}
+    assert differences(facts(named=old), facts(named=new)) == [
+        "named files have changed: lists/urls.txt (its size was 1 byte and is 2), vocab.json of gpt2 (gone)"
+    ]
+
+
+def test_nothing_that_differs_is_another_version() -> None:
+    assert differences(facts(), facts()) == ["it was made by another version"]
