@@ -196,6 +196,19 @@ def test_peft_loads_an_export_with_our_logits(run: tuple[Path, Path, Any], tmp_p
     torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-5)
 
 
+def test_an_export_goes_back_beside_its_own_base_alone(run: tuple[Path, Path, Any], tmp_path: Path) -> None:
+    folder, base, _ = run
+    assert here("convert", folder, tmp_path / "peft").status == 0
+    moved = Path(shutil.copytree(base, tmp_path / "moved"))
+    answer = here("convert", tmp_path / "peft", tmp_path / "back", "--base", moved)
+    assert answer.status == 0 and "note:" not in answer.out, answer
+    content = (moved / "config.json").read_text()
+    (moved / "config.json").write_text(content + " ")
+    answer = here("convert", tmp_path / "peft", tmp_path / "other", "--base", moved)
+    assert answer.status == 2 and "has adapters of another base than" in answer.err, answer
+    assert not (tmp_path / "other").exists()
+
+
 def test_adapters_are_not_cut_in_files(run: tuple[Path, Path, Any], tmp_path: Path) -> None:
     answer = here("convert", run[0], tmp_path / "peft", "--max-shard-size", "1KB")
     assert answer.status == 2 and f"{run[0]} has adapters, which become a single file" in answer.err, answer

@@ -12,10 +12,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from colonnade.checkpoint.names import MANIFEST
+from colonnade.convert.their_base import FILE, write_base
+from colonnade.convert.their_base import _is_same as is_same
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.huggingface.peft import _scale as scale
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving.trained import open_trained
+from colonnade.train.base import BaseMetadata, content_of
 from tests.commands import here
 from tests.convert.published import saved, transformers
 from tests.convert.test_logits import CPU, TOKENS, in_float64, logits_of
@@ -213,3 +217,62 @@ def test_where_a_base_is_not(tmp_path: Path) -> None:
     assert message.status == 2 and f"`colonnade convert {adapters} TARGET --base BASE`" in message.err
     message = here("generate", tmp_path / "base", "--prompt", "a")
     assert message.status == 2 and f"`colonnade convert {tmp_path / 'base'} TARGET`" in message.err
+
+
+# --- is it their base -------------------------------------------------------------------------------------------------
+
+
+def test_a_base_of_another_name_is_told(tmp_path: Path) -> None:
+    """Of the same shape nothing else shows that adapters and base do not belong together."""
+    adapted(tmp_path)
+    edit_config(base_model_name_or_path="someone/Model-1.5")(tmp_path / "adapters")
+    said = converted(tmp_path / "adapters", tmp_path / "ours", "--base", tmp_path / "base")
+    assert f"note: {CONFIG} says that the adapters were trained with 'someone/Model-1.5'" in said
+    assert f"and they are merged with {tmp_path / 'base'}." in said
+    (tmp_path / "model-1.5").symlink_to(tmp_path / "base")
+    said = converted(tmp_path / "adapters", tmp_path / "again", "--base", tmp_path / "model-1.5")
+    assert "note:" not in said
+
+
+@pytest.mark.parametrize(
+    ("named", "base", "same"),
+    [
+        ("org/model", "models/model", True),
+        ("org/model", "Org--Model", True),
+        ("/elsewhere/model/", "model", True),
+        ("C:\\models\\model", "model", True),
+        ("org/model", "hub/models--org--model/snapshots/0123abcd", True),
+        ("org/model", "hub/models--org--other/snapshots/0123abcd", False),
+        ("org/model", "model-chat", False),
+        ("org/model", "org", False),
+        ("x" * 5000, "model", False),
+    ],
+)
+def test_which_names_can_be_that_of_a_folder(named: str, base: str, same: bool, tmp_path: Path) -> None:
+    (tmp_path / base).mkdir(parents=True)
+    assert is_same(named, tmp_path / base) == same
+
+
+def test_two_folders_here_are_the_same_only_if_they_are_one(tmp_path: Path) -> None:
+    for each in ("a/model", "b/model"):
+        (tmp_path / each).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "a/model")
+    assert not is_same(str(tmp_path / "a/model"), tmp_path / "b/model")
+    assert is_same(str(tmp_path / "a/model"), tmp_path / "link")
+
+
+def test_kept_digests_are_held_against_the_base(tmp_path: Path) -> None:
+    adapted(tmp_path)
+    base, adapters = tmp_path / "base", tmp_path / "adapters"
+    write_base(adapters, BaseMetadata(path="/moved", files={MANIFEST: "0" * 64}, weights=()))
+    assert not (adapters / FILE).exists(), "what a checkpoint has, no folder of Hugging Face has"
+    write_base(adapters, BaseMetadata(path="/moved", files=content_of(base), weights=()))
+    assert "note:" not in converted(adapters, tmp_path / "ours", "--base", base), "known, whatever its name"
+    weights = safetensors.torch.load_file(base / "model.safetensors")
+    weights["model.norm.weight"] += 1
+    safetensors.torch.save_file(weights, base / "model.safetensors")
+    message = refused(tmp_path, adapters, tmp_path / "other", "--base", base)
+    assert f"{adapters} has adapters of another base than {str(base)!r} (SHA-256)" in message
+    assert "model.safetensors: " in message and "config.json" not in message
+    (adapters / FILE).write_text('{"path": "/moved", "files": {"config.json": "0"}}')
+    assert f"{adapters / FILE} is damaged: " in refused(tmp_path, adapters, tmp_path / "other", "--base", base)

@@ -1,8 +1,10 @@
 """What others write: which kind a path is, and how it is opened."""
 
+from functools import partial
 from pathlib import Path
 
 from colonnade.checkpoint.names import MANIFEST
+from colonnade.convert.their_base import check_their_base, named_otherwise
 from colonnade.convert.their_tokenizer import TheirTokenizer, find_tokenizer
 from colonnade.convert.to_checkpoint import Foreign
 from colonnade.errors import ConfigError
@@ -49,7 +51,8 @@ def open_foreign(source: Path, tokenizer: Path | None, vocab_size: int | None, b
     if is_peft(source):
         published = open_peft(source, base)
         folders = (source, published.folder)
-        return Foreign(published, find_tokenizer(tokenizer, folders), folders)
+        check, note = partial(check_their_base, source, published.folder), named_otherwise(source, published.folder)
+        return Foreign(published, find_tokenizer(tokenizer, folders), folders, check_base=check, note=note)
     known = find_tokenizer(tokenizer, (source,))
     if is_published(source):
         return Foreign(open_published(source), known, (source,))

@@ -1,6 +1,7 @@
 """Weights of others become a checkpoint that any layout loads."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +45,10 @@ class Foreign(NamedTuple):
     known: TheirTokenizer
     folders: tuple[Path, ...]
     """Of the model; what the first one has goes before: of adapters, theirs and that of their base."""
+    check_base: Callable[[], None] = lambda: None
+    """Of adapters: raises CheckpointError for another base than theirs. Reads all of it."""
+    note: str | None = None
+    """What is to be told of how its parts belong together."""
 
     @property
     def beside(self) -> dict[str, Path]:
@@ -75,6 +80,7 @@ def to_checkpoint(it: Foreign, target: Path, *, dtype: torch.dtype | None, dry_r
     if dry_run:
         return [*told, *_listed(published, wanted)]
     check_space(target, needed)
+    it.check_base()
     published.check_seconds()
     with workspace(target) as folder:
         progress = Progress("converted", needed)
@@ -160,6 +166,7 @@ def _told(it: Foreign, num_bytes: int) -> list[str]:
         f"  tokenizer  {ids}",
         f"  tensors    {len(published.sources)}, {amount(num_bytes)}",
         *(f"  left: {path} (the tokenizer beside it is another, or none)" for path in it.known.left),
+        *([] if it.note is None else [f"  note: {it.note}"]),
     ]
 
 

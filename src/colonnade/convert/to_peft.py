@@ -21,9 +21,10 @@ from colonnade.checkpoint.manifest import verify
 from colonnade.config.numbers import amount, counted
 from colonnade.convert.adapted import Adapted, open_adapted
 from colonnade.convert.target import check_space, check_target, publish, workspace
+from colonnade.convert.their_base import write_base
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.order import to_theirs
-from colonnade.huggingface.peft import CONFIG, PREFIX, WEIGHTS
+from colonnade.huggingface.peft import CONFIG, NAMED, PREFIX, WEIGHTS
 from colonnade.huggingface.write import Planned, PlannedFile, Writer
 
 
@@ -50,6 +51,7 @@ def to_peft(checkpoint: Path, target: Path, *, dtype: torch.dtype | None, dry_ru
         made.mkdir()
         Writer(made, [PlannedFile(WEIGHTS, tuple(planned))]).write(x for _, x in _tensors(it, sources))
         (made / CONFIG).write_text(json.dumps(_config(it, sources, every), indent=2) + "\n", encoding="utf-8")
+        write_base(made, it.metadata.base)
         publish(made, target)
     return [*told, f"Written: {target}"]
 
@@ -94,7 +96,7 @@ def _config(it: Adapted, sources: dict[str, Source], every: dict[str, Source]) -
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM" if it.config.model.is_causal else None,
-        "base_model_name_or_path": None if base is None else base.path,
+        NAMED: None if base is None else base.path,
         "r": it.adapters.rank,
         "lora_alpha": scale * it.adapters.rank,
         "lora_dropout": it.adapters.dropout,

@@ -26,6 +26,8 @@ from colonnade.huggingface.folder import HUB_ID, MOST_LINES, Published, Readable
 
 CONFIG = "adapter_config.json"
 WEIGHTS, PICKLED = "adapter_model.safetensors", "adapter_model.bin"
+NAMED = "base_model_name_or_path"
+"""The key of the base's folder, or of its name on the hub."""
 PREFIX = "base_model.model."
 """Before the names of the base's modules in their files."""
 _A, _B = ".lora_A.weight", ".lora_B.weight"
@@ -145,7 +147,7 @@ def _check_kind(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def _base_path(folder: Path, content: Mapping[str, Any], given: Path | None) -> Path:
-    named = content.get("base_model_name_or_path")
+    named = content.get(NAMED)
     path = given or (Path(named) if isinstance(named, str) and named else None)
     if path is None:
         raise ConfigError(f"{folder} does not say what its adapters were trained beside. Name that with --base FOLDER.")
