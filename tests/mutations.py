@@ -5005,8 +5005,8 @@ MUTATIONS = [
     Mutation(
         "adapters of PEFT get the tokenizer of their base although they have their own",
         "convert/foreign.py",
-        "find_tokenizer(tokenizer, folders), folders)",
-        "find_tokenizer(tokenizer, folders[::-1]), folders)",
+        "find_tokenizer(tokenizer, folders), folders,",
+        "find_tokenizer(tokenizer, folders[::-1]), folders,",
         ("tests/convert/test_peft.py",),
     ),
     Mutation(
