@@ -320,6 +320,19 @@ def test_nothing_to_clean(tmp_path: Path, run: Run) -> None:
     assert result.manifest["parts"] == {} and result.reasons("read") == {"empty": 1}
 
 
+def test_a_run_that_keeps_nothing_says_so_and_what_dropped_most(tmp_path: Path, run: Run, corpus: Path) -> None:
+    how = {"index": str(tmp_path / "index")}
+    assert "no document was kept" not in run(corpus, deduplicate=how).said
+    said = run(corpus, folder="again", deduplicate=how, repair={}).said.splitlines()
+    assert said[0].startswith("100 documents") and "-> 0 documents" in said[0]
+    assert said[1] == (
+        "no document was kept: most were dropped by the step deduplicate (100 of 102), mostly as "
+        '"near-duplicate of what an earlier run kept".'
+    )
+    (tmp_path / "empty.jsonl").touch()
+    assert "\nno document was kept: the inputs hold none." in run(tmp_path / "empty.jsonl", folder="none").said
+
+
 def test_mistakes_are_one_message(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text('[read]\npaths = ["nowhere"]\n[dedup]\n')
     answer = here("data", "clean", tmp_path / "r.toml")

@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,8 @@ def summary(folder: Path, seconds: float) -> str:
         f"{counted(kept['documents'], 'document')}, {size_of_text(kept['bytes'])} in {folder}; "
         f"{seconds:.1f} s, {read['documents'] / seconds:,.0f} documents/s"
     ]
+    if not kept["documents"]:
+        lines.append(f"no document was kept: {_most_dropped(steps)}")
     if content["left_aside"]:
         endings = ", ".join(f"{ending} {count:,}" for ending, count in content["left_aside"].items())
         lines.append(f"files of other kinds, left aside by ending: {endings}")
@@ -173,3 +175,14 @@ def summary(folder: Path, seconds: float) -> str:
             lines.append(f"  {step:14} {amount['documents']:>10,}  {reason}")
     lines += [f"{part}: {counted(total['documents'], 'document')}" for part, total in content["parts"].items()]
     return "\n".join(lines)
+
+
+def _most_dropped(steps: Mapping[str, Any]) -> str:
+    """The step and the reason by which most was dropped, for a run that kept nothing."""
+    lost = {step: sum(amount["documents"] for amount in counts["dropped"].values()) for step, counts in steps.items()}
+    step = max(lost, key=lambda name: lost[name])
+    if not lost[step]:
+        return "the inputs hold none."
+    reasons = steps[step]["dropped"]
+    reason = max(reasons, key=lambda name: reasons[name]["documents"])
+    return f'most were dropped by the step {step} ({lost[step]:,} of {sum(lost.values()):,}), mostly as "{reason}".'
