@@ -234,6 +234,33 @@ def test_a_result_beside_what_is_read_is_not(tmp_path: Path, monkeypatch: pytest
     build({"read": {"paths": ["data/a.jsonl", "data/raw"]}, "write": {"folder": folder}})
 
 
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        (["raw/b.jsonl", "raw"], "raw/b.jsonl and raw, which has it: "),
+        (["raw", "raw/deep/../deep"], "raw/deep/../deep and raw, which has it: "),
+        (["raw/deep/c.jsonl", "also"], "raw/deep/c.jsonl and also, which has it: "),
+        (["raw", "raw/link.jsonl"], "raw/link.jsonl and raw, which has it: "),
+        (["raw", "raw"], "raw twice: "),
+        (["raw/", "also"], "raw/ and also, which are the same: "),
+    ],
+)
+def test_what_would_be_read_twice_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "raw" / "deep").mkdir(parents=True)
+    for name in ("raw/b.jsonl", "raw/deep/c.jsonl", "d.jsonl", "raw2.jsonl"):
+        (tmp_path / name).touch()
+    (tmp_path / "also").symlink_to("raw")
+    (tmp_path / "raw" / "link.jsonl").symlink_to("../d.jsonl")
+    told = problems({"read": {"paths": paths}, "write": {"folder": "clean"}})
+    assert f"read.paths names {said}it would be read twice. Name " in told and "1 problem\n" in told
+    (tmp_path / "raw" / "folder").symlink_to("../elsewhere")  # which is not read with raw
+    (tmp_path / "elsewhere").mkdir()
+    build({"read": {"paths": ["raw", "raw2.jsonl", "d.jsonl", "raw/folder"]}, "write": {"folder": "clean"}})
+
+
 def test_overrides_of_another_form_are_told(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text("")
