@@ -156,6 +156,28 @@ def test_tokens_that_come_in_go_out_or_are_dropped(
     for name in ("filter", "deduplicate", "write"):
         dropped = sum(amount["tokens"] for amount in steps[name]["dropped"].values())
         assert steps[name]["in"]["tokens"] == steps[name]["out"]["tokens"] + dropped > 0, name
+    assert not any("uncounted" in steps[name]["in"] for name in ("deduplicate", "write"))
+
+
+def test_documents_that_are_dropped_before_tokens_are_counted_are_told(
+    tmp_path: Path, run: Run, write_lines: Any, tokenizer: Tokenizer
+) -> None:
+    """Tokens are those of the others: in the manifest a document of no tokens is not one that nobody counted."""
+    tokenizer.save(tmp_path / "tokenizer.json")
+    (tmp_path / "urls.txt").write_text("spam.example\n")
+    texts = ["one two three " * 20, "four five six " * 20]
+    count, _ = (len(tokenizer.encode(text)) for text in texts)
+    result = run(
+        write_lines("in.jsonl", [texts[0], {"text": texts[1], "url": "https://spam.example/1"}, "short"]),
+        run={"tokenizer": str(tmp_path / "tokenizer.json")},
+        filter={"min_tokens": count, "remove_urls": [str(tmp_path / "urls.txt")]},
+    )
+    read, filtered = (result.manifest["steps"][name] for name in ("read", "filter"))
+    assert read["out"]["uncounted"] == 3
+    short = filtered["dropped"]["too short"]
+    assert filtered["dropped"]["on a URL list"] == {"documents": 1, "bytes": len(texts[1]), "tokens": 0, "uncounted": 1}
+    assert filtered["in"]["uncounted"] == 1 and filtered["in"]["tokens"] == count + short["tokens"]
+    assert "uncounted" not in filtered["out"] and "uncounted" not in short and short["tokens"] > 0
 
 
 def test_quality_heuristics(run: Run, write_lines: Any) -> None:

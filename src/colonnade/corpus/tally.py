@@ -28,9 +28,13 @@ class Amount:
     documents: int = 0
     bytes: int = 0
     tokens: int = 0
+    """Of those documents whose tokens were counted."""
+    uncounted: int = 0
+    """Documents whose tokens were not counted (yet)."""
 
     def add(self, num_bytes: int, tokens: int | None = None) -> None:
         """One more document."""
+        self.uncounted += tokens is None
         self.documents, self.bytes, self.tokens = (
             self.documents + 1,
             self.bytes + num_bytes,
@@ -42,9 +46,12 @@ class Amount:
         self.documents += other.documents
         self.bytes += other.bytes
         self.tokens += other.tokens
+        self.uncounted += other.uncounted
 
     def as_json(self) -> dict[str, int]:
-        return {"documents": self.documents, "bytes": self.bytes, "tokens": self.tokens}
+        """`uncounted` only where there are some."""
+        counts = {"documents": self.documents, "bytes": self.bytes, "tokens": self.tokens}
+        return {**counts, "uncounted": self.uncounted} if self.uncounted else counts
 
 
 @dataclass
