@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from colonnade.corpus.documents import Rejected
+from colonnade.errors import DataError
 from colonnade.examples.format import Texts
 from colonnade.examples.formats import FORMATS
 
@@ -53,3 +54,16 @@ def test_an_answer_that_is_not_one_of_the_letters_is_told(answer: Any, suffix: s
     assert isinstance(good, Texts) and good.numbers == (1,)
     assert isinstance(bad, Rejected) and bad.line == 2
     assert bad.reason.endswith(f'answer "{answer}" is none of A, B, C, D')
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"data": [{"paragraphs": []}]}', "are not three lists of one length"),
+        ("[]", "a file of RACE is one JSON object"),
+    ],
+)
+def test_a_file_of_another_format_is_told_to_be_perhaps_one(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "dev.json").write_text(content)
+    with pytest.raises(DataError, match=rf"{said}\. It may be of another format, or cut off: name the format"):
+        list(FORMATS["race"].read(tmp_path / "dev.json"))

@@ -105,8 +105,16 @@ def test_refuses_answers_that_are_none(question: dict[str, Any], reason: str, tm
     ("content", "message"),
     [
         ('{"data": [', "line 1: no JSON"),
+        (
+            '{"article": "a"}\n{"article": "b"}\n',
+            "line 2: no JSON (Extra data). It may be of another format, or cut off: ",
+        ),
         ('{"data": ' + "[" * 100_000 + "]" * 100_000 + "}", "no JSON (maximum recursion depth exceeded"),
         ('{"data": ' + "1" * 5000 + "}", "no JSON (Exceeds the limit"),
+        (
+            '{"data": ' + "1" * 5000 + "}",
+            "). It may be of another format, or cut off: name the format that it has, or ",
+        ),
         ("[]", "the file has no list of objects data"),
         (
             '{"data": [{"paragraphs": [{"context": "a", "qas": [3]}]}]}',

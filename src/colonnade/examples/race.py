@@ -17,7 +17,7 @@ from colonnade.data.sidecar import ExampleFields
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.examples.format import Document, Texts, encode_texts
-from colonnade.examples.rows import json_rows, unwritable, whole_json
+from colonnade.examples.rows import NOT_THIS, json_rows, unwritable, whole_json
 
 OPTIONS = 4
 _LETTERS = "ABCD"
@@ -44,10 +44,10 @@ class RaceFormat:
             return
         content = whole_json(path)
         if not isinstance(content, dict):
-            raise DataError(f"{path} holds {type(content).__name__}, and a file of RACE is one JSON object.")
+            raise DataError(f"{path} holds {type(content).__name__}, and a file of RACE is one JSON object. {NOT_THIS}")
         columns = [content.get(key) for key in ("questions", "options", "answers")]
         if not all(isinstance(column, list) and len(column) == len(columns[0] or []) for column in columns):
-            raise DataError(f"{path}: questions, options and answers are not three lists of one length. Copy it again.")
+            raise DataError(f"{path}: questions, options and answers are not three lists of one length. {NOT_THIS}")
         for number, each in enumerate(zip(*(column or [] for column in columns), strict=True), 1):
             found = unwritable([content.get("article"), *each]) or _example(content, *each)
             yield Rejected(str(path), number, f"question {number}: {found}") if isinstance(found, str) else found

@@ -11,6 +11,9 @@ from colonnade.corpus.documents import Rejected
 from colonnade.corpus.rows import HALF_PAIR, SURROGATE
 from colonnade.errors import DataError
 
+NOT_THIS = "It may be of another format, or cut off: name the format that it has, or copy it again from its source."
+"""What to do about a file that does not begin to be what its format says."""
+
 
 class Row(NamedTuple):
     """One row of a table."""
@@ -79,11 +82,11 @@ def whole_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}, line {error.lineno:,}: no JSON ({error.msg}). Copy it again.") from error
+        raise DataError(f"{path}, line {error.lineno:,}: no JSON ({error.msg}). {NOT_THIS}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is no UTF-8 text: {error}. Copy it again from its source, or convert it.") from error
     except (ValueError, RecursionError) as error:  # an integer of more digits than Python converts; too many brackets
-        raise DataError(f"{path}: no JSON ({error}). Copy it again.") from error
+        raise DataError(f"{path}: no JSON ({error}). {NOT_THIS}") from error
 
 
 def unwritable(content: Any) -> str | None:
