@@ -6815,6 +6815,41 @@ MUTATIONS = [
         "",
         ("tests/train/test_rollback.py",),
     ),
+    Mutation(
+        "the result of cleaning may lie among what is read",
+        "corpus/load.py",
+        "    return os.path.commonpath(real) == real[1]",
+        "    return False",
+        ("tests/corpus/test_load.py",),
+    ),
+    Mutation(
+        "what is said to have changed of inputs names what has not",
+        "corpus/differences.py",
+        "for path in {**old, **new} if old.get(path) != new.get(path)",
+        "for path in {**old, **new} if old.get(path) == new.get(path)",
+        ("tests/corpus/test_differences.py",),
+    ),
+    Mutation(
+        "adapters of PEFT take any base for theirs",
+        "convert/to_checkpoint.py",
+        "    it.check_base()\n",
+        "",
+        ("tests/convert/test_adapters.py",),
+    ),
+    Mutation(
+        "nobody is told of a base that adapters of PEFT name otherwise",
+        "convert/their_base.py",
+        "or (folder / FILE).exists() or _is_same(named, base):",
+        "or (folder / FILE).exists() or True:",
+        ("tests/convert/test_peft.py",),
+    ),
+    Mutation(
+        "a file's URL loses a slash where it is told",
+        "storage.py",
+        '("///" if found.groups() == ("file:", "/") else "//")',
+        '"//"',
+        ("tests/data/test_commands.py",),
+    ),
 ]
 
 
