@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -158,6 +159,33 @@ def test_a_layout_may_round_as_much_as_the_serial_run_does() -> None:
     }
 
 
+def bounded(*bounds: float) -> Verdict:
+    """Of numbers that are 0.5 and 0.25 off, each with a bound of its own."""
+    serial, names = {number(name): torch.ones(2) for name in "ab"}, dict(zip("ab", bounds, strict=True))
+    shards = [shard("a", [1.0, 1.5]), shard("b", [0.75, 1.0])]
+    return judge("tp=2", TP2, compare(serial, [shards]), lambda each: names[each.name])
+
+
+@pytest.mark.parametrize(
+    ("bounds", "ratio", "nearest"),
+    [
+        ((1.0, 0.125), 2.0, "b"),
+        ((1.0, 0.3125), 0.8, "b"),
+        ((0.25, 1.0), 2.0, "a"),
+        ((math.inf, 0.5), 0.5, "b"),
+        ((1.0, 0.0), None, "b"),
+    ],
+)
+def test_the_number_that_is_nearest_to_its_bound(bounds: Sequence[float], ratio: float | None, nearest: str) -> None:
+    """It need not be the one of the largest difference, and the verdict can be read from it."""
+    told = bounded(*bounds)
+    assert told.max_relative_difference == 0.5 and told.furthest is not None
+    assert told.max_ratio_to_bound == (None if ratio is None else pytest.approx(ratio))
+    assert told.nearest_to_bound is not None
+    assert told.nearest_to_bound.startswith(f"gradient of {nearest} in step 1 by ")
+    assert told.ok == (ratio is not None and ratio <= 1.0)
+
+
 def test_whether_a_step_overflows_has_no_rounding() -> None:
     overflow = Number("overflow", "", 1)
     own = compare({overflow: torch.tensor(0.0)}, [[LocalShard(overflow, (), (), torch.tensor(0.0))]])
@@ -172,11 +200,12 @@ REPORT = Report(
     tolerance="up to 1e-10",
     shrunk={"num_layers": [24, 2]},
     layouts=[
-        Verdict("tp=2", 2, 1.5e-15, "loss of step 1 by 1.5e-15", None, True),
-        Verdict("pp=2", 2, 0.25, "…", "loss of step 1 by 2.5e-01", False),
+        Verdict("tp=2", 2, 1.5e-15, "loss of step 1 by 1.5e-15", None, True, 1.5e-5, "weight w by 1.5e-15"),
+        Verdict("pp=2", 2, 0.25, "…", "loss of step 1 by 2.5e-01", False, 2.5e9, "…"),
         failed("dp=2,zero=1", Layout(dp=2), 1),
     ],
     left_out=[LeftOut("tp=3", "3 does not divide 2.")],
+    init_from_not_read=None,
 )
 
 
@@ -196,6 +225,32 @@ def test_the_table() -> None:
     ]
 
 
+def test_the_table_of_a_format_of_fewer_bits_tells_what_the_verdict_goes_by() -> None:
+    """The largest difference is that of a number that may differ by more than others."""
+    equal, differs, _ = REPORT.layouts
+    layouts = [
+        replace(equal, max_relative_difference=1.6, max_ratio_to_bound=0.994),
+        replace(differs, max_ratio_to_bound=1.0001),
+        replace(differs, max_ratio_to_bound=25_000.0),
+        failed("dp=2", Layout(dp=2), 1),
+    ]
+    assert as_text(replace(REPORT, precision="bf16", layouts=layouts)).splitlines()[3:8] == [
+        "  layout  ranks  largest difference  difference / bound",
+        "  tp=2        2  1.6e+00             1.00                equal",
+        "  pp=2        2  2.5e-01             1.01                DIFFERS, first in the loss of step 1 by 2.5e-01",
+        "  pp=2        2  2.5e-01             2.5e+04             DIFFERS, first in the loss of step 1 by 2.5e-01",
+        "  dp=2        2     none             none                DIFFERS: its ranks failed with exit status 1 before "
+        "there was anything to compare",
+    ]
+
+
+def test_weights_that_are_not_those_of_the_run_are_told() -> None:
+    report = replace(REPORT, init_from_not_read="Llama-3-8B")
+    assert as_text(report).splitlines()[1] == "weights are drawn: train.init_from = 'Llama-3-8B' is not read"
+    assert as_json(report)["init_from_not_read"] == "Llama-3-8B"
+    assert as_json(REPORT)["init_from_not_read"] is None
+
+
 def test_the_object() -> None:
     told = as_json(REPORT)
     assert told["layouts"][0] == {
@@ -205,6 +260,8 @@ def test_the_object() -> None:
         "furthest": "loss of step 1 by 1.5e-15",
         "first_difference": None,
         "ok": True,
+        "max_ratio_to_bound": 1.5e-5,
+        "nearest_to_bound": "weight w by 1.5e-15",
     }
     assert told["layouts"][2]["max_relative_difference"] is None and told["layouts"][2]["ok"] is False
     assert told["left_out"] == [{"layout": "tp=3", "reason": "3 does not divide 2."}]

@@ -25,6 +25,7 @@ from tests.parity.runs import CPU, SERIAL, Case, configured
 Verdicts = Callable[..., dict[str, Any]]
 Broken = Callable[[int], None]
 KEYS = {"layout", "num_ranks", "max_relative_difference", "furthest", "first_difference", "ok"}
+KEYS |= {"max_ratio_to_bound", "nearest_to_bound"}
 
 
 def sound(rank: int) -> None:
@@ -354,7 +355,9 @@ def test_fp16_is_compared_at_a_loss_scale_that_suits_every_step(config: Path, mo
     monkeypatch.setattr(launch, "run_ranks", run_ranks)
     said: list[str] = []
     monkeypatch.setattr(verification, "_say", said.append)
-    assert verification.verify(config, ["train.loss_scale=256"], ["tp=2"], steps=2, precision="fp16")
+    keys = ["train.loss_scale=256", "train.init_from=s3://user:key@there/weights"]
+    assert verification.verify(config, keys, ["tp=2"], steps=2, precision="fp16")
+    assert said[0].startswith("weights are drawn: train.init_from = 's3://") and "key" not in said[0]
     (again,) = (line for line in said if "a step overflowed" in line)
     assert again.endswith("train.loss_scale=16")
 

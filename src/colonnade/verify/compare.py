@@ -171,12 +171,18 @@ class Verdict:
     first_difference: str | None
     """The first number in the order of the run that differs by more than its bound, by how much and where."""
     ok: bool
+    max_ratio_to_bound: float | None
+    """The largest distance in units of the number's own bound: above 1, that number differs. None as above."""
+    nearest_to_bound: str | None
+    """The number of this ratio, and where."""
 
 
 def judge(text: str, layout: Layout, comparison: Comparison, bound: Bound) -> Verdict:
     """The verdict on a run that came to its end."""
     number, far = max(comparison.furthest.items(), key=lambda item: item[1].distance)
     first = next(_differences(layout, comparison, bound), None)
+    ratios = {each: _ratio(seen.distance, bound(each)) for each, seen in comparison.furthest.items()}
+    nearest = max(ratios, key=lambda each: ratios[each])
     return Verdict(
         layout=text,
         num_ranks=layout.num_ranks,
@@ -184,13 +190,22 @@ def judge(text: str, layout: Layout, comparison: Comparison, bound: Bound) -> Ve
         furthest=_described(number, far, layout) if far.distance else None,
         first_difference=first,
         ok=first is None,
+        max_ratio_to_bound=ratios[nearest] if math.isfinite(ratios[nearest]) else None,
+        nearest_to_bound=_described(nearest, comparison.furthest[nearest], layout) if ratios[nearest] else None,
     )
+
+
+def _ratio(distance: float, bound: float) -> float:
+    """Above 1 where the distance is; a bound may be 0 or infinite."""
+    if bound == 0.0:
+        return math.inf if distance else 0.0
+    return distance / bound if bound < math.inf else 0.0
 
 
 def failed(text: str, layout: Layout, status: int) -> Verdict:
     """The verdict on a run that ended with an error."""
     reason = f"its ranks failed with exit status {status} before there was anything to compare"
-    return Verdict(text, layout.num_ranks, None, None, reason, ok=False)
+    return Verdict(text, layout.num_ranks, None, None, reason, ok=False, max_ratio_to_bound=None, nearest_to_bound=None)
 
 
 def _differences(layout: Layout, comparison: Comparison, bound: Bound) -> Iterator[str]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, get_args
 
 from colonnade.config.load import TomlTable, load, to_toml
 from colonnade.config.schema import Config, ParallelConfig, TrainConfig
-from colonnade.errors import ColonnadeError, ConfigError
+from colonnade.errors import ColonnadeError, ConfigError, without_credentials
 from colonnade.launch import launch
 from colonnade.mesh.layout import Layout
 from colonnade.outputs import json_of
@@ -31,7 +31,7 @@ from colonnade.train.start import complete
 from colonnade.verify import layouts
 from colonnade.verify.layouts import Capacity, LeftOut, Variant
 from colonnade.verify.shrink import shrunk, sizes_changed
-from colonnade.verify.table import Report, as_json, as_text, shrunk_lines
+from colonnade.verify.table import Report, as_json, as_text, drawn_lines, shrunk_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,12 +91,13 @@ def verify(
     """
     base = load(config, overrides, complete=_without_layout if texts else complete)
     plan = make_plan(base, texts, shrink=shrink, precision=precision, steps=steps)
-    for line in shrunk_lines(plan.shrunk):
+    init_from = None if base.train.init_from is None else without_credentials(base.train.init_from)
+    for line in [*shrunk_lines(plan.shrunk), *drawn_lines(init_from)]:
         _say(line)
     with tempfile.TemporaryDirectory(prefix="colonnade-verify-") as folder:
         plan, yardstick = _yardstick(plan, steps, Path(folder))
         verdicts = [_verdict(variant, yardstick, steps, Path(folder)) for variant in plan.variants]
-    report = Report(steps, plan.precision, yardstick.in_words, plan.shrunk, verdicts, plan.left_out)
+    report = Report(steps, plan.precision, yardstick.in_words, plan.shrunk, verdicts, plan.left_out, init_from)
     print(json_of(as_json(report)) if json_only else as_text(report))
     return report.ok
 
