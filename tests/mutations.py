@@ -6850,6 +6850,20 @@ MUTATIONS = [
         '"//"',
         ("tests/data/test_commands.py",),
     ),
+    Mutation(
+        "of how far a number may be off all of it is told as one",
+        "verify/compare.py",
+        "    return distance / bound if bound < math.inf else 0.0",
+        "    return distance if bound < math.inf else 0.0",
+        ("tests/verify/test_compare.py",),
+    ),
+    Mutation(
+        "nobody is told that verify draws its weights",
+        "verify/verify.py",
+        "    for line in [*shrunk_lines(plan.shrunk), *drawn_lines(init_from)]:",
+        "    for line in shrunk_lines(plan.shrunk):",
+        ("tests/verify/test_verify.py",),
+    ),
 ]
 
 
