@@ -110,6 +110,7 @@ def test_the_document_alternates_between_given_and_answered(tmp_path: Path) -> N
     made = make_examples(ChatFormat(chat.template), [file], tmp_path / "out", chat.tokenizer)
     tokens = TokenFile(tmp_path / "out")
     assert made.examples == tokens.num_documents == 2 and made.unlabelled == 0
+    assert "note:" not in made.summary(), "a decoder reads no [CLS]"
     marked = encoded(chat, SYSTEM)
     assert tokens.document(0).tolist() == marked.ids
     assert tokens.answered(0, len(marked.ids)).tolist() == marked.answered

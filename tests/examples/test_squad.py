@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from colonnade.data.indexed import TokenFile
 from colonnade.data.question_windows import CONTROL_TOKENS, Windows, most_context
 from colonnade.data.sidecar import read_sidecar
-from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.errors import DataError
 from colonnade.examples.formats import FORMATS, format_of
 from colonnade.examples.make import make_examples
@@ -167,6 +167,14 @@ def test_the_command_takes_how_windows_are_cut(tmp_path: Path, words: Tokenizer)
     assert answer.status == 2 and "--doc-stride 0 leaves nothing to read" in answer.err
     with pytest.raises(DataError, match=r"--doc-stride: for questions about texts \(squad\), not for race"):
         format_of("race", words, windows={"doc_stride": 3})
+
+
+def test_a_tokenizer_that_no_model_of_questions_has_is_told(tmp_path: Path, words: Tokenizer) -> None:
+    """Only a BERT reads these examples; its control tokens stand around them."""
+    path, bytes_alone = squad_file(tmp_path, asked("what ran?", ("dog", 4))), train_bpe([CONTEXT], 270)
+    told = make_examples(FORMATS["squad"], [path], tmp_path / "bpe", bytes_alone).summary()
+    assert "note: the tokenizer has no [CLS], [SEP], [PAD], which stand around the texts" in told
+    assert "note:" not in make_examples(FORMATS["squad"], [path], tmp_path / "words", words).summary()
 
 
 def test_windows_begin_a_stride_apart_and_end_with_the_text() -> None:

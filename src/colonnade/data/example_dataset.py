@@ -47,6 +47,11 @@ class LabelledRows(Samples):
     """[b]: the label, or the score; NaN where there is none."""
 
 
+def missing_control(tokenizer: Tokenizer) -> list[str]:
+    """Which control tokens around texts a vocabulary does not have."""
+    return [name for name in _CONTROL if tokenizer.id_of(name) is None]
+
+
 @dataclass(frozen=True)
 class PairTokens:
     """The control tokens around texts."""
@@ -59,8 +64,7 @@ class PairTokens:
     def of(cls, tokenizer: Tokenizer) -> PairTokens:
         """Of a BERT tokenizer. DataError for a vocabulary without them."""
         found = {name: tokenizer.id_of(name) for name in _CONTROL}
-        missing = [name for name, token in found.items() if token is None]
-        if missing:
+        if missing := missing_control(tokenizer):
             raise DataError(
                 f"the tokenizer has no {', '.join(missing)}, which stand around the texts of an example. Use the "
                 "vocabulary of the BERT that is fine-tuned, such as bert-base-uncased's vocab.txt."

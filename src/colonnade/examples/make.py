@@ -11,9 +11,10 @@ import numpy as np
 
 from colonnade.config.numbers import counted
 from colonnade.corpus.documents import Rejected
+from colonnade.data.example_dataset import missing_control
 from colonnade.data.indexed import smallest_dtype
 from colonnade.data.rejected import RejectedList, check_inputs, rejected_path
-from colonnade.data.sidecar import Sidecar
+from colonnade.data.sidecar import ANSWERS, PREFERENCES, Sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.writer import TokenFileWriter, check_prefix, held
 from colonnade.errors import DataError
@@ -21,6 +22,8 @@ from colonnade.examples.format import Document, Format
 from colonnade.storage import as_given, not_here
 
 _AT_ONCE = 1024  # examples that are tokenized together
+_WRITTEN_BY_TEMPLATE = (ANSWERS, PREFERENCES)
+"""For decoders, with the control tokens of their chat template. All other examples are read by a BERT alone."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class ExamplesReport:
     """The first rows that were left out."""
     labels: dict[str, int]
     """Examples of each label, where there are labels."""
+    missing: tuple[str, ...]
+    """Control tokens that a model reads around these texts, and the tokenizer does not have."""
 
     def summary(self) -> str:
         """Some lines for people."""
@@ -51,6 +56,11 @@ class ExamplesReport:
         if self.unlabelled:
             lines.append(
                 f"{counted(self.unlabelled, 'example')} without a label: nothing can be trained or scored on them"
+            )
+        if self.missing:
+            lines.append(
+                f"note: the tokenizer has no {', '.join(self.missing)}, which stand around the texts of an example: no "
+                "model can be trained on this file. Make it with the vocabulary of the BERT that is fine-tuned"
             )
         if self.rejected:
             where = rejected_path(self.prefix)
@@ -120,6 +130,7 @@ def _write(format: Format, paths: Sequence[Path], prefix: str, tokenizer: Tokeni
         rejected.count,
         tuple(rejected.examples),
         labels,
+        () if format.fields.head in _WRITTEN_BY_TEMPLATE else tuple(missing_control(tokenizer)),
     )
 
 
