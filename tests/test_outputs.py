@@ -110,6 +110,7 @@ def test_answers_are_not_measured_where_they_cannot_be_written(tmp_path: Path) -
     assert f"{other} is among what this command is given" in refused(*asked, tmp_path / "corpus.json")
     assert f"{tmp_path} is a folder" in refused(*asked, tmp_path)
     assert "cannot be written to" in refused(*asked, f"{NOWHERE}/p.json")
+    assert "is one object of all answers, and a .jsonl has an object a line" in refused(*asked, tmp_path / "p.jsonl")
 
 
 def test_plans_are_not_made_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,11 @@ Overlap = Annotated[
 ]
 Output = Annotated[
     str | None,
-    typer.Option(help="Of squad: predictions.json; n-best and null odds go beside it.", show_default=False),
+    typer.Option(
+        help="Of squad: the official predictions.json, one object of all answers by id; n-best and null odds go "
+        "beside it.",
+        show_default=False,
+    ),
 ]
 NullThreshold = Annotated[
     float | None,

@@ -130,7 +130,12 @@ def data_problems(data: str) -> Iterator[str]:
 
 def _output(asked: Measurement) -> Iterator[str]:
     """Of squad."""
-    if asked.output is not None:
+    if asked.output is not None and has_lines(Path(asked.output)):
+        yield (
+            f"--output {asked.output}: the official file of predictions is one object of all answers, and a .jsonl has "
+            "an object a line. Use a name that ends in .json, or have a .jsonl written by `colonnade predict`."
+        )
+    elif asked.output is not None:
         inputs = [Path(given) for given in (asked.data, *asked.overlap) if given is not None]
         yield from output_problems(asked.output, files=output_files(asked.output).values(), inputs=inputs)
 
