@@ -191,7 +191,6 @@ import sys
 sys.modules["torch"] = None  # importing it fails
 from colonnade import cli
 from colonnade.config.load import load
-from colonnade.errors import LayoutError
 from colonnade.planner.hardware import hardware
 sys.argv = ["colonnade", "plan", {config!r}, "--draw"]
 cli.main()

@@ -135,7 +135,7 @@ def test_a_base_that_has_changed_or_moved(
     moved = Path(shutil.copytree(finished.folder, tmp_path / "moved"))
     assert here("evaluate", run, "--part", "validation", "--base", moved).status == 0
     settings = write_config(corpus, tmp_path)
-    for more in ([], ["--dry-run"]):
+    for more in ([], ["--dry-run"], ["--dry-run", "train.steps=6"]):
         answer = forked("train", settings, f"train.init_from={other / 'run'}", *LORA, "train.steps=7", *more)
         assert answer.status == 2 and "adapters of another base" in answer.err, answer
     assert forked("train", settings, f"train.init_from={moved}", *LORA, "train.steps=7", "--dry-run").status == 0

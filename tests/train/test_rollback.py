@@ -24,6 +24,8 @@ from colonnade.errors import ColonnadeError
 from colonnade.launch import launch
 from colonnade.lock import locked
 from colonnade.mesh.mesh import Mesh
+from colonnade.report.page import state_of
+from colonnade.report.record import read_run
 from colonnade.train import loop, rollbacks
 from colonnade.train.change import in_force
 from colonnade.train.corpus import curriculum_of, open_corpus
@@ -426,6 +428,7 @@ def test_by_hand(finished: Finished, run: Path) -> None:
     assert saved_steps(run) == [4] and len(rollbacks.read(run)) == 1
     told = events(run)[-1]
     assert told["event"] == "rolled back" and {"to": 4, "skip": 2, "reason": "asked for"}.items() <= told.items()
+    assert state_of(read_run(run)) == "finished", "nobody has started it since"
     undone = [json.loads(line)["step"] for line in (run / "undone.jsonl").read_text().splitlines()]
     assert undone == [5, 6] and [line["step"] for line in metrics(run)] == [1, 2, 3, 4]
     assert forked("train", finished.config, f"run.folder={run}").status == 0

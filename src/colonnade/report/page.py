@@ -15,7 +15,7 @@ from colonnade.report import gantt, happened, heat, memory, settings, sweep
 from colonnade.report.charts import charts, final, places
 from colonnade.report.record import Record
 from colonnade.report.sweep import SweepRecord
-from colonnade.train.divergence import NO_ROLLBACK
+from colonnade.train.divergence import BY_HAND, NO_ROLLBACK
 from colonnade.train.interrupt import STOPPED
 
 STATES = {
@@ -90,7 +90,7 @@ def state_of(run: Record) -> str:
     for event in run.events:
         name = event["event"]
         if name in GOES_ON:
-            state = "running"
+            state = state if event.get("reason") == BY_HAND else "running"
         elif name == NO_ROLLBACK:
             state = "diverged"
         elif name == NO_RESTART:

@@ -81,15 +81,15 @@ def beginning_of(config: Config, corpus: Corpus, now: Config, mesh: Mesh, origin
     manifest = read_manifest(path)
     check_model(path, manifest, model_metadata(config.model, corpus.vocab_size))
     check_metadata(config, corpus, path, manifest)
+    metadata = metadata_of(path, manifest)
+    if metadata.base is not None and origin is not None:
+        check_base(path, metadata.base, origin.path, content_together(origin.path, mesh.world))
     train = now.train
     if manifest.step >= train.steps:
         return f"do nothing: {path} is at step {manifest.step:,} of train.steps = {train.steps:,}"
     since = evaluations_since_best(run, until=manifest.step)
     if train.patience and since >= train.patience:
         return f"do nothing: {path} is at step {manifest.step:,}, and {none_better(since, train.patience)}"
-    metadata = metadata_of(path, manifest)
-    if metadata.base is not None and origin is not None:
-        check_base(path, metadata.base, origin.path, content_together(origin.path, mesh.world))
     config = behind(config, metadata.changes)
     corpus = replace(corpus, curriculum=curriculum_of(config))
     rollbacks.check_left(config, corpus, metadata, rollbacks.read(run))

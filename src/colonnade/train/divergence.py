@@ -44,7 +44,9 @@ class Diverged(Exception):
 
 
 ROLLED_BACK = "rolled back"
-"""The event of a run that has left a divergence behind."""
+"""The event of a run that returned to a checkpoint: by itself, or `BY_HAND`."""
+BY_HAND = "asked for"
+"""The reason of a rollback that somebody asked for, while the run was not at work."""
 NO_ROLLBACK = "no rollback"
 """The event of a run that would have done so by itself, and could not."""
 

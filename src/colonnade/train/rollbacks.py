@@ -25,7 +25,7 @@ from colonnade.mesh.mesh import Axis
 from colonnade.train.change import Expected, behind
 from colonnade.train.change_requests import began_with, read_decided, to_come
 from colonnade.train.corpus import Corpus, check_length, curriculum_of, open_corpus
-from colonnade.train.divergence import ROLLED_BACK, Rollback, in_force, lowered
+from colonnade.train.divergence import BY_HAND, ROLLED_BACK, Rollback, in_force, lowered
 from colonnade.train.metadata import RunMetadata, metadata_of
 from colonnade.train.monitor import set_aside, write_event
 from colonnade.train.rollback_options import RollbackOptions
@@ -89,7 +89,7 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
         rate_factor=asked.rate_factor,
         rate_until=step + asked.rate_steps if asked.rate_steps else 0,
         rewarm_steps=asked.rewarm,
-        reason="asked for",
+        reason=BY_HAND,
         id=uuid4().hex,
     )
     before = [each for each in read(run) if each.to < step]
