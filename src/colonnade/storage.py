@@ -22,6 +22,7 @@ WRITING: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 """Options of storages that are written to, by the kind of URL."""
 _URL = re.compile(r"^([A-Za-z][\w+.\-]+:)(//?)")  # paths make one slash of two, and of three
+_HERE = ("file:", "local:")  # whose URLs have three
 Answer = TypeVar("Answer")
 
 
@@ -43,7 +44,11 @@ def not_here(path: object) -> str:
 
 def as_given(path: object) -> str:
     """A path in words; where it was made of a URL, that URL."""
-    return _URL.sub(lambda found: found[1] + ("///" if found.groups() == ("file:", "/") else "//"), str(path))
+
+    def as_url(found: re.Match[str]) -> str:
+        return found[1] + ("///" if found[2] == "/" and found[1].lower() in _HERE else "//")
+
+    return _URL.sub(as_url, str(path))
 
 
 def below(url: str, name: str) -> str:

@@ -246,6 +246,12 @@ def test_a_base_of_another_name_is_told(tmp_path: Path) -> None:
         ("org/model", "model-chat", False),
         ("org/model", "org", False),
         ("x" * 5000, "model", False),
+        ("/home/you/hub/models--org--model/snapshots/0123abcd", "model", True),
+        ("/home/you/hub/models--org--model/snapshots/0123abcd", "hub/models--org--model/snapshots/4567", True),
+        ("/home/you/hub/models--gpt2/snapshots/0123abcd/", "gpt2", True),
+        ("gpt2", "hub/models--gpt2/snapshots/0123abcd", True),
+        ("/home/you/hub/models--org--model/snapshots/0123abcd", "other", False),
+        ("/", "model", False),
     ],
 )
 def test_which_names_can_be_that_of_a_folder(named: str, base: str, same: bool, tmp_path: Path) -> None:
@@ -272,7 +278,47 @@ def test_kept_digests_are_held_against_the_base(tmp_path: Path) -> None:
     weights["model.norm.weight"] += 1
     safetensors.torch.save_file(weights, base / "model.safetensors")
     message = refused(tmp_path, adapters, tmp_path / "other", "--base", base)
-    assert f"{adapters} has adapters of another base than {str(base)!r} (SHA-256)" in message
-    assert "model.safetensors: " in message and "config.json" not in message
+    assert f"{base} has other weights than the base of the adapters in {adapters}: model.safetensors has" in message
+    assert "trained beside '/moved': name where that lies now with --base. If they were trained again" in message
+    assert f"remove {adapters / FILE}." in message
+    dry = converted(adapters, tmp_path / "other", "--base", base, "--dry-run")
+    assert "note: whether the base is theirs is not looked at (--dry-run)" in dry
     (adapters / FILE).write_text('{"path": "/moved", "files": {"config.json": "0"}}')
-    assert f"{adapters / FILE} is damaged: " in refused(tmp_path, adapters, tmp_path / "other", "--base", base)
+    for more in ([], ["--dry-run"]):
+        message = refused(tmp_path, adapters, tmp_path / "other", "--base", base, *more)
+        assert f"{adapters / FILE} is damaged: " in message
+
+
+def test_what_does_not_show_another_base_is_no_reason_to_refuse_one(tmp_path: Path) -> None:
+    """A hub's folder may lack the .bin beside the safetensors, and later libraries write another config.json."""
+    adapted(tmp_path)
+    base, adapters = tmp_path / "base", tmp_path / "adapters"
+    kept = {**content_of(base), "pytorch_model.bin": "0" * 64}
+    write_base(adapters, BaseMetadata(path="/moved", files=kept, weights=()))
+    assert "note:" not in converted(adapters, tmp_path / "first", "--base", base)
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "transformers_version": "99"}))
+    told = converted(adapters, tmp_path / "second", "--base", base)
+    assert f"note: config.json of {base} is not what it was when the adapters were exported; the weights are." in told
+    (tmp_path / "a.bin").write_text("of nobody's business")
+    files = {"config.json": "0" * 64, "../a.bin": "0" * 64, "b.bin": "0" * 64}
+    write_base(adapters, BaseMetadata(path="/moved", files=files, weights=()))
+    told = converted(adapters, tmp_path / "third", "--base", base)
+    assert f"note: {base} has none of the files of weights that {FILE} names" in told
+
+
+def test_adapters_of_a_checkpoint_are_not_told_to_have_another_base(tmp_path: Path) -> None:
+    adapted(tmp_path)
+    edit_config(base_model_name_or_path="runs/gpt/checkpoints/step_00000400/")(tmp_path / "adapters")
+    said = converted(tmp_path / "adapters", tmp_path / "ours", "--base", tmp_path / "base")
+    assert f"a checkpoint of Colonnade, and whether {tmp_path / 'base'} is what was exported of it" in said
+    assert "If these are two models" not in said
+
+
+def test_a_folder_beside_that_is_called_as_the_hub_calls_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("gpt2", "models/gpt2"):
+        (tmp_path / each).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert is_same("gpt2", tmp_path / "models/gpt2") and is_same("gpt2", tmp_path / "gpt2")

@@ -19,7 +19,7 @@ def test_each_input_that_changed_is_named_with_what_about_it() -> None:
     assert changed.split("), ") == [
         "a (its size was 1,000 bytes and is 2,000",
         "b (its modification time was 2001-09-09 01:46:40.000000007 UTC and is 1970-01-01 00:00:00.000000000 UTC",
-        "c (gone)",
+        "c (no longer read)",
     ]
     assert more == "1 more"
 
@@ -32,15 +32,26 @@ def test_an_input_that_was_added_is_new_and_those_that_are_as_before_are_not_nam
 def test_a_change_of_the_recipe_that_shares_inputs_out_in_another_way_is_told_alone() -> None:
     a, b = ("a", 1, 1), ("b", 1, 1)
     assert differences(facts(a, b, paths="ab"), facts(b, a, paths="ba")) == ["read.paths was 'ab' and is 'ba'"]
-    shared = "inputs have changed: the same files are shared out in another way"
-    assert differences(facts(a, b), facts(b, a)) == [shared]
+    assert differences(facts(a, b), facts(b, a)) == ["inputs are shared out in another way, as another version does"]
 
 
 def test_named_files_are_named_too() -> None:
     old = {"lists/urls.txt": [["urls.txt", 1, 1]], "gpt2": [["merges.txt", 1, 1], ["vocab.json", 1, 1]]}
     new = {"lists/urls.txt": [["urls.txt", 2, 1]], "gpt2": [["merges.txt", 1, 1]]}
     assert differences(facts(named=old), facts(named=new)) == [
-        "named files have changed: lists/urls.txt (its size was 1 byte and is 2), vocab.json of gpt2 (gone)"
+        "named files have changed: lists/urls.txt (its size was 1 byte and is 2), vocab.json of gpt2 (no longer read)"
+    ]
+
+
+def test_files_of_one_name_are_told_from_each_other() -> None:
+    def of(*sizes: int) -> dict[str, Any]:
+        return facts(named={"bert": [["config.json", size, 1] for size in sizes]})
+
+    assert differences(of(1, 2), of(3, 2)) == [
+        "named files have changed: config.json of bert (its size was 1 byte and is 3)"
+    ]
+    assert differences(of(1, 2), of(1, 3)) == [
+        "named files have changed: config.json of bert, number 2 (its size was 2 bytes and is 3)"
     ]
 
 

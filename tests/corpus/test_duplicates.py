@@ -167,7 +167,8 @@ def test_what_a_changed_run_has_in_the_index_is_told(tmp_path: Path, run: Run, w
     part = index / json.loads((tmp_path / "clean" / "manifest.json").read_bytes())["identity"][:16]
     said = (
         rf"or set write\.folder to a new folder and deduplicate\.index to a new one: {index} has what the other "
-        rf"run kept, .* dropped as near-duplicates \(to use this index still, .* remove {part}\)\.$"
+        rf"run kept, .* dropped as near-duplicates \(to use this index still, .* remove {part} when no run that has "
+        r"begun reads it\)\.$"
     )
     with pytest.raises(DataError, match=said):
         run(source, deduplicate=how, repair={})

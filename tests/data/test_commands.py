@@ -169,6 +169,13 @@ def test_a_url_where_files_are_asked_for_is_told_as_it_was_given(
 
 
 def test_a_url_of_a_file_has_three_slashes() -> None:
-    for url in ("file:///mnt/corpus", "memory://corpus", "s3://bucket/corpus", "hf://datasets/corpus"):
+    for url in (
+        "file:///mnt/corpus",
+        "FILE:///mnt/corpus",
+        "local:///mnt/corpus",
+        "memory://corpus",
+        "s3://bucket/corpus",
+        "hf://datasets/corpus",
+    ):
         assert as_given(url) == as_given(Path(url)) == url
     assert as_given(Path("corpus/a:b")) == "corpus/a:b"

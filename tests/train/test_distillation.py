@@ -194,6 +194,31 @@ def test_a_dry_run_refuses_a_teacher_as_the_run_would(corpus: TinyCorpus, finish
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(("layout", "num_ranks"), [("parallel.dp=1", 1), ("parallel.tp=2", 2)])
+def test_a_dry_run_holds_a_teacher_against_what_is_stored(
+    corpus: TinyCorpus, finished: Finished, tmp_path: Path, layout: str, num_ranks: int
+) -> None:
+    keys = (f"distillation.teacher={finished.folder}", layout, "--dry-run")
+    store = tmp_path / "run" / "teacher"
+    store.mkdir(parents=True)
+    (store / "about.json").write_text('{"teacher": {"manifest.json": "another\'s"}}')
+    answer = forked("train", write_config(corpus, tmp_path), *keys, num_ranks=num_ranks)
+    assert answer.status == 2 and "teacher differs. Put the teacher back" in answer.err, answer
+
+
+def test_a_dry_run_does_not_read_the_weights_of_a_teacher_that_nothing_is_stored_of(
+    corpus: TinyCorpus, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(path: Path, ranks: object) -> dict[str, str]:
+        raise AssertionError(f"{path} was read")
+
+    monkeypatch.setattr("colonnade.train.taught.content_together", read)
+    config = write_config(corpus, tmp_path)
+    for top_k in (["distillation.top_k=4"], []):
+        answer = forked("train", config, f"distillation.teacher={finished.folder}", *top_k, "--dry-run")
+        assert answer.status == 0 and answer.out.endswith("The run would begin with step 1.\n"), answer
+
+
 def test_a_model_that_has_learned_preferences_teaches_what_comes_next(
     finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:

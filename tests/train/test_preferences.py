@@ -195,6 +195,17 @@ def test_a_dry_run_refuses_a_reference_as_the_run_would(pairs: Path, tuned: Path
         assert answer.status == 2 and "reference.npz is gone" in answer.err and "of step 4 cannot" in answer.err, answer
 
 
+def test_a_dry_run_does_not_read_the_weights_of_a_reference_that_nothing_is_stored_of(
+    pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(path: Path, ranks: object) -> dict[str, str]:
+        raise AssertionError(f"{path} was read")
+
+    monkeypatch.setattr("colonnade.train.reference.content_together", read)
+    answer = run(pairs, tmp_path, "--dry-run")
+    assert answer.status == 0 and "The run would begin with step 1" in answer.out, answer
+
+
 @pytest.mark.slow
 def test_a_reference_of_others_is_refused(pairs: Path, tuned: Path, tmp_path: Path) -> None:
     named = f"preferences.reference={tuned / 'reference.npz'}"

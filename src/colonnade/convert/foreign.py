@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from colonnade.checkpoint.names import MANIFEST
-from colonnade.convert.their_base import check_their_base, named_otherwise
+from colonnade.convert.their_base import base_written, check_their_base, named_otherwise
 from colonnade.convert.their_tokenizer import TheirTokenizer, find_tokenizer
 from colonnade.convert.to_checkpoint import Foreign
 from colonnade.errors import ConfigError
@@ -51,7 +51,8 @@ def open_foreign(source: Path, tokenizer: Path | None, vocab_size: int | None, b
     if is_peft(source):
         published = open_peft(source, base)
         folders = (source, published.folder)
-        check, note = partial(check_their_base, source, published.folder), named_otherwise(source, published.folder)
+        note = named_otherwise(source, published.folder)
+        check = None if base_written(source) is None else partial(check_their_base, source, published.folder)
         return Foreign(published, find_tokenizer(tokenizer, folders), folders, check_base=check, note=note)
     known = find_tokenizer(tokenizer, (source,))
     if is_published(source):

@@ -45,8 +45,10 @@ class Foreign(NamedTuple):
     known: TheirTokenizer
     folders: tuple[Path, ...]
     """Of the model; what the first one has goes before: of adapters, theirs and that of their base."""
-    check_base: Callable[[], None] = lambda: None
-    """Of adapters: raises CheckpointError for another base than theirs. Reads all of it."""
+    check_base: Callable[[], str | None] | None = None
+    """Of adapters of which it is known: raises CheckpointError for another base than theirs, and gives what else is to
+    be told of it. Reads all of its weights.
+    """
     note: str | None = None
     """What is to be told of how its parts belong together."""
 
@@ -78,9 +80,11 @@ def to_checkpoint(it: Foreign, target: Path, *, dtype: torch.dtype | None, dry_r
     needed = sum(published.sources[name].weight.size * kind.itemsize for name, kind in wanted.items())
     told = _told(it, needed)
     if dry_run:
-        return [*told, *_listed(published, wanted)]
+        unread = [] if it.check_base is None else ["  note: whether the base is theirs is not looked at (--dry-run)"]
+        return [*told, *unread, *_listed(published, wanted)]
     check_space(target, needed)
-    it.check_base()
+    note = None if it.check_base is None else it.check_base()
+    told += [] if note is None else [f"  note: {note}"]
     published.check_seconds()
     with workspace(target) as folder:
         progress = Progress("converted", needed)

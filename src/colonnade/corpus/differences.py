@@ -6,6 +6,7 @@ names with size and modification time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +36,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
             if changed:
                 found.append(f"{name} have changed: {_first(changed)}")
             elif not found:
-                found.append(f"{name} have changed: the same files are shared out in another way")
+                found.append(f"{name} are shared out in another way, as another version does")
     if old.get(TOKENIZERS) != new.get(TOKENIZERS):
         found.append(f"{TOKENIZERS} have changed")
     return found or ["it was made by another version"]
@@ -54,12 +55,17 @@ def _of_inputs(splits: Sequence[Mapping[str, Any]]) -> dict[str, _Stamp]:
 
 
 def _of_named_files(named: Mapping[str, Sequence[Sequence[Any]]]) -> dict[str, _Stamp]:
-    """By the name in the recipe, with the file's own where the recipe names a folder or a prefix."""
-    return {
-        path if Path(path).name == name else f"{name} of {path}": _Stamp(size, modified)
-        for path, files in dict(named).items()
-        for name, size, modified in files
-    }
+    """By the name in the recipe, with the file's own where the recipe names a folder or a prefix. Files of one name,
+    in folders below, are numbered: no more is stored of them.
+    """
+    found: dict[str, _Stamp] = {}
+    for path, files in dict(named).items():
+        times = Counter[str]()
+        for name, size, modified in files:
+            times[name] += 1
+            known = path if Path(path).name == name else f"{name} of {path}"
+            found[known if times[name] == 1 else f"{known}, number {times[name]}"] = _Stamp(size, modified)
+    return found
 
 
 def _of_files(old: Mapping[str, _Stamp], new: Mapping[str, _Stamp]) -> list[str]:
@@ -71,7 +77,7 @@ def _of_files(old: Mapping[str, _Stamp], new: Mapping[str, _Stamp]) -> list[str]
 
 def _what(old: _Stamp | None, new: _Stamp | None) -> str:
     if old is None or new is None:
-        return "new" if old is None else "gone"
+        return "new" if old is None else "no longer read"
     if old.size != new.size:
         return f"its size was {counted(old.size, 'byte')} and is {new.size:,}"
     return f"its modification time was {_time(old.modified)} and is {_time(new.modified)}"

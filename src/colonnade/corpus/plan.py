@@ -95,7 +95,8 @@ def _and_index(recipe: Recipe, identity: str) -> str:
         return ""
     return (
         f" and deduplicate.index to a new one: {recipe.deduplicate.index} has what the other run kept, and all of that "
-        f"would be dropped as near-duplicates (to use this index still, for the other runs in it, remove {part})"
+        "would be dropped as near-duplicates (to use this index still, for the other runs in it, remove "
+        f"{part} when no run that has begun reads it)"
     )
 
 

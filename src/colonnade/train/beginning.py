@@ -12,6 +12,7 @@ from colonnade.checkpoint.names import newest_step
 from colonnade.config.compare import model_metadata
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError
+from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.train import reference, rollbacks, taught
@@ -66,19 +67,20 @@ def course_of(config: Config, corpus: Corpus, ranks: Axis) -> Course:
 
 
 def beginning_of(config: Config, corpus: Corpus, now: Config, mesh: Mesh, origin: Origin | None) -> str:
-    """Where a run would begin, with nothing read but manifests and what identifies the weights beside it: every rank
-    calls this. Raises what the run's start does, but for what only the tensors of a checkpoint show. `config`: as
-    begun; `now`: in force behind its checkpoint. `origin`: the weights that it begins from, or that are beside its
-    adapters.
+    """Where a run would begin, as rank 0 finds its folder; every rank calls this. Reads manifests and, where something
+    is stored to hold them against, all of a published model beside it. Raises what the run's start does, but for what
+    only the tensors of a checkpoint show. `config`: as begun; `now`: in force behind its checkpoint. `origin`: the
+    weights that it begins from, or that are beside its adapters.
     """
     run = Path(config.run.folder)
-    path = find(run)
+    newest = gather_texts(on_all_ranks(lambda: "" if mesh.rank else str(find(run) or ""), mesh.world), mesh.world)[0]
+    path = Path(newest) if newest else None
+    manifest = None if path is None else read_manifest(path)
     taught.check(config, corpus, mesh)
     if config.model.head == "preferences":
-        reference.stored(config, corpus, mesh, step=newest_step(checkpoints(run)))
-    if path is None:
+        reference.stored(config, corpus, mesh, step=0 if manifest is None else manifest.step)
+    if path is None or manifest is None:
         return "begin with step 1" + ("" if origin is None else f", from the weights of {origin.path}")
-    manifest = read_manifest(path)
     check_model(path, manifest, model_metadata(config.model, corpus.vocab_size))
     check_metadata(config, corpus, path, manifest)
     metadata = metadata_of(path, manifest)

@@ -47,8 +47,9 @@ def attach(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, monito
     if config.model.head != "preferences":
         return
     path, parts = path_of(config), _parts(corpus)
-    known, found = stored(config, corpus, mesh, step=state.step)
+    found = stored(config, corpus, mesh, step=state.step)
     if found is None:
+        known = _known(config, corpus, mesh)
         monitor.say(f"Reading {sum(map(len, parts.values())):,} pairs with the weights of the reference, once.")
         made = {name: _computed(state, corpus, part, config, mesh) for name, part in parts.items()}
         state.inference.close()
@@ -58,20 +59,21 @@ def attach(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, monito
         part.reference = found[name]
 
 
-def stored(config: Config, corpus: Corpus, mesh: Mesh, *, step: int) -> tuple[dict[str, Any], dict[str, Floats] | None]:
-    """What log-probabilities of a run on preferences depend on, and the file's, by part; None: there is no file yet.
-    Every rank calls this. DataError if the file is of other weights or data, ConfigError where it is gone, as a run
-    that has done `step` steps needs it.
+def stored(config: Config, corpus: Corpus, mesh: Mesh, *, step: int) -> dict[str, Floats] | None:
+    """The log-probabilities in the file of a run on preferences, by part; None: there is no file yet, and nothing is
+    read. Every rank calls this. DataError if the file is of other weights or data, ConfigError where it is gone, as a
+    run that has done `step` steps needs it.
     """
-    path, parts, known = path_of(config), _parts(corpus), _known(config, corpus, mesh)
+    path = path_of(config)
     if all_reduce(torch.tensor(int(path.is_file())), mesh.world, "max"):
-        return known, on_all_ranks(lambda: read(path, known, parts), mesh.world)
+        known = _known(config, corpus, mesh)
+        return on_all_ranks(lambda: read(path, known, _parts(corpus)), mesh.world)
     if step > 0:
         raise ConfigError(
             f"{path} is gone: it has what the reference model thinks of the answers, which the weights of step "
             f"{step:,} cannot tell any more. Restore it, or begin anew in another run.folder."
         )
-    return known, None
+    return None
 
 
 def path_of(config: Config) -> Path:
@@ -97,9 +99,9 @@ def attach_stored(config: Config, corpus: Corpus) -> None:
 def read(path: Path, known: dict[str, Any], parts: dict[str, PreferenceDataset]) -> dict[str, Floats]:
     """The log-probabilities [samples, 2] of every part. DataError if they are not those of `known`."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            about = json.loads(str(stored[OF]))
-            found = {name: stored[name] for name in parts if name in stored}
+        with np.load(path, allow_pickle=False) as arrays:
+            about = json.loads(str(arrays[OF]))
+            found = {name: arrays[name] for name in parts if name in arrays}
     except (OSError, ValueError, KeyError, BadZipFile) as error:
         raise DataError(f"{path} has no log-probabilities of a reference model ({error}). {_INSTEAD}") from error
     for what in known:

@@ -26,7 +26,7 @@ from colonnade.config.schema import Config, DataConfig
 from colonnade.data.loader import evaluation_batches, evaluation_positions
 from colonnade.errors import DataError
 from colonnade.launch.agreement import on_all_ranks
-from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.agreement import gather_texts, said_by_first
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.inputs import Inputs
@@ -81,14 +81,16 @@ def attach(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, monito
 
 
 def check(config: Config, corpus: Corpus, mesh: Mesh) -> None:
-    """Raises what `attach` does of a teacher, as far as that is known before the run's state is made. Every rank calls
-    this.
+    """Raises what `attach` does of a teacher, as far as that is known before the run's state is made. Reads all of a
+    published teacher where something is stored to hold it against. Every rank calls this.
     """
     path = config.distillation.teacher
     if path is None:
         return
-    _checked(config, corpus, mesh)
-    if config.distillation.top_k is None or not (store_of(config) / ABOUT).exists():
+    is_stored = said_by_first((store_of(config) / ABOUT).exists(), mesh.world)
+    if is_stored:
+        _checked(config, corpus, mesh)
+    if config.distillation.top_k is None or not is_stored:
         check_teacher(origin_at(Path(path), NAMED_BY), teacher_model(Path(path)), config, corpus)
 
 
