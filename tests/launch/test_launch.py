@@ -542,6 +542,9 @@ process.end_beside_threads(130)
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=buffered)
     assert (answer.returncode, answer.stdout, answer.stderr) == (130, "said\n", "")
+    failing = code.replace("process.end_beside_threads(130)", "process.end_beside_threads(5, ValueError('of ours'))")
+    answer = subprocess.run([sys.executable, "-c", failing], capture_output=True, text=True, timeout=60, env=buffered)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (5, "said\n", "ValueError: of ours\n")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 
-from colonnade.report.heat import heats
+from colonnade.report.heat import drawn, heats
 from colonnade.report.pictures import NOTHING, indices, palette, png
 
 
@@ -46,6 +46,12 @@ def test_heat_maps_have_a_row_a_unit_and_keep_the_highest_of_steps_that_share_a_
     assert found["logits", "minimum"].table.min() == -1.0
     assert found["updates", "ratio"].units == ["blocks.0", "blocks.1"]
     assert found["updates", "ratio"].table[:, 0].tolist() == [1.0, 2.0]
+
+
+def test_what_is_the_same_everywhere_is_a_number_and_not_a_map() -> None:
+    lines = [{"step": step, "activations": {"blocks.0": {"logits": {"maximum": 3.0, "rms": step}}}} for step in (1, 2)]
+    page = str(drawn(lines))
+    assert "The same in every unit and step: maximum 3." in page and page.count("<img") == 1
 
 
 def test_a_step_that_was_measured_twice_has_one_column() -> None:

@@ -134,6 +134,15 @@ def test_an_overlap_is_that_of_a_text_file(tmp_path: Path) -> None:
         assert problem == "--overlap compares the words of a text file with a corpus. Name one with --data."
 
 
+def test_answers_are_not_written_over_what_is_read(tmp_path: Path) -> None:
+    data, corpus = tmp_path / "dev.json", tmp_path / "corpus.json"
+    for file in (data, corpus):
+        file.touch()
+        asked = Measurement(task="squad", data=str(data), overlap=(str(corpus),), output=str(file))
+        (problem,) = (each for each in measurement_problems(asked) if each.startswith("--output"))
+        assert f"{file} is among what this command is given" in problem
+
+
 @pytest.mark.slow
 def test_data_that_is_not_there_is_told_before_torch_is_imported(finished: Finished) -> None:
     program = """

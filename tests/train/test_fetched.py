@@ -207,8 +207,15 @@ def test_what_is_damaged_there_falls_back(finished: Finished, config: Path, stor
     answer = trained(config, store)
     assert answer.status == 2 and "None of the checkpoints under" in answer.err, answer
     assert not (tmp_path / "run" / "checkpoints").exists() or saved_steps(tmp_path / "run") == []
-    refusing = trained(config, store, "restarts.damaged=refuse")
-    assert refusing.status == 2 and "step_00000006 of file" in refusing.err and "is damaged" in refusing.err
+
+
+def test_a_run_that_refuses_damage_does_not_go_on_from_an_older_upload(
+    config: Path, store: Path, tmp_path: Path
+) -> None:
+    flip(store)
+    answer = trained(config, store, "restarts.damaged=refuse")
+    assert answer.status == 2 and "step_00000006 of file" in answer.err and "is damaged" in answer.err, answer
+    assert "Fetched" not in answer.out and saved_steps(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize("damage", ["record", "missing", "manifest of another step", "all of another step"])
