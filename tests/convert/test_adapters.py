@@ -1,5 +1,6 @@
 """Adapters beside a published model: loss and gradients of `peft`, and folders that it loads with the same logits."""
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from torch import Tensor
 from colonnade.architecture.adapters import LORA_A
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.whole import read_whole
-from colonnade.config.load import loads
+from colonnade.config.load import load, loads
 from colonnade.config.parts import LoraConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
 from colonnade.convert.adapted import _weights_at
@@ -199,6 +200,9 @@ def test_peft_loads_an_export_with_our_logits(run: tuple[Path, Path, Any], tmp_p
 def test_an_export_goes_back_beside_its_own_base_alone(run: tuple[Path, Path, Any], tmp_path: Path) -> None:
     folder, base, _ = run
     assert here("convert", folder, tmp_path / "peft").status == 0
+    trained = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    lora = load(folder / "config.toml").lora
+    assert (trained["r"], trained["lora_alpha"]) == (lora.rank, lora.alpha) and lora.alpha != lora.rank
     moved = Path(shutil.copytree(base, tmp_path / "moved"))
     answer = here("convert", tmp_path / "peft", tmp_path / "back", "--base", moved)
     assert answer.status == 0 and "note:" not in answer.out, answer
@@ -231,6 +235,7 @@ def test_what_a_merged_checkpoint_has_beside_its_weights(tmp_path: Path, head: s
     for name in ("tokenizer.json", "tokenizer_config.json", "notes.txt"):
         (tmp_path / name).write_text(name)
     config = configured(Case(parts="lora"), SERIAL)
+    config = config.model_copy(update={"train": config.train.model_copy(update={"init_from": "base"})})
     preferences = config.preferences.model_copy(update={"beta": 0.5}) if head == "preferences" else config.preferences
     model = config.model.model_copy(update={"head": head})
     it: Any = SimpleNamespace(
@@ -241,7 +246,8 @@ def test_what_a_merged_checkpoint_has_beside_its_weights(tmp_path: Path, head: s
     files = _files(it)
     assert files.keys() == {"config.toml", "tokenizer.json", "tokenizer_config.json"}
     assert files["tokenizer_config.json"] == b"tokenizer_config.json"
-    assert loads(files["config.toml"].decode(), source="config.toml").lora == LoraConfig()
+    plain = loads(files["config.toml"].decode(), source="config.toml")
+    assert plain.lora == LoraConfig() and plain.train.init_from is None
 
 
 @pytest.mark.one_in(2)

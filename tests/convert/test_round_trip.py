@@ -11,9 +11,11 @@ import torch
 
 from colonnade.checkpoint.manifest import read_manifest, verify
 from colonnade.config.load import load
+from colonnade.convert.card import _history
 from colonnade.convert.to_huggingface import _ids, _with_template
 from tests.commands import here
 from tests.convert.published import MODELS, classes, heard, saved, state_of, transformers
+from tests.parity.runs import SERIAL, Case, configured
 from tests.runs import whole_tensors
 
 SHORT = ("gpt2", "qwen3")
@@ -210,6 +212,13 @@ def test_a_tokenizer_puts_around_a_text_what_the_model_was_trained_to_read(
     (imported,) = (line for line in card.splitlines() if line.startswith("from transformers import "))
     used = [line for line in card.splitlines() if ".from_pretrained(" in line]
     assert imported.count(",") + 1 == len(used) == (2 if name == "llama" else 1), card
+
+
+def test_a_card_counts_the_tokens_of_all_samples() -> None:
+    config = configured(Case(), SERIAL)
+    metadata: Any = SimpleNamespace(step=3, samples=12)
+    tokens = 12 * config.model.seq_length
+    assert f"step 3 of {config.train.steps}: 12 samples, up to {tokens} tokens." in _history(config, metadata, "run")[0]
 
 
 def test_several_tokens_may_end_a_text() -> None:

@@ -64,10 +64,12 @@ def test_answers_become_tokens_of_their_context(tmp_path: Path, words: Tokenizer
         asked("what?", ("o", 5)),  # a part of a token: the token
         asked("a film?", is_impossible=True, plausible_answers=[{"text": "book", "answer_start": 31}]),
         {"id": "q6", "question": "of a test set?"},
+        {"id": "q7", "question": "of another?", "answers": []},
+        {"id": "q8", "question": "of 2.0?", "answers": [], "is_impossible": False},
     )
     report = make_examples(FORMATS["squad"], [path], tmp_path / "out", words)
-    assert answered(tmp_path / "out", words) == ["dog", "the hill", "was good", "dog", "", None]
-    assert (report.examples, report.unlabelled, report.rejected) == (6, 1, 0)
+    assert answered(tmp_path / "out", words) == ["dog", "the hill", "was good", "dog", "", None, None, ""]
+    assert (report.examples, report.unlabelled, report.rejected) == (8, 2, 0)
     question, context, _ = TokenFile(tmp_path / "out").sequences(0)
     assert question.tolist() == words.encode("what ran?") and context.tolist() == words.encode(CONTEXT)
     sidecar = read_sidecar(TokenFile(tmp_path / "out"))

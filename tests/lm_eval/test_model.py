@@ -211,6 +211,12 @@ def test_a_gpu_that_is_not_there_is_told_by_the_option(pair: Pair) -> None:
         ColonnadeLM(checkpoint=str(pair.ours), device="cuda")
 
 
+def test_of_a_long_prompt_the_end_is_read_so_that_its_answer_has_room(ours: ColonnadeLM) -> None:
+    context = "word " * 60
+    asked = ours._writing(context, {"max_gen_toks": 9}, 0)
+    assert asked.prompt == ours.tok_encode(context)[-(32 - 9) :] and len(asked.prompt) == 32 - 9
+
+
 def test_requests_that_cannot_be_answered(ours: ColonnadeLM) -> None:
     with pytest.raises(ConfigError, match="40 new tokens, and the model reads 32"):
         ours.generate_until(requests("generate_until", [("a", {"max_gen_toks": 40})]))

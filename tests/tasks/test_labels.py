@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from colonnade.config.model import ModelConfig
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.model.initialize import initialize_
 from colonnade.pipeline.chunk import Chunk
 from colonnade.pipeline.inference import Inference, ResidentWeights
 from colonnade.tasks.labels import LabelBatch, Labels
@@ -70,6 +72,26 @@ def test_every_sequence_of_a_choice_has_dropout_of_its_own() -> None:
         ModelConfig(kind="bert", head="choice", num_labels=4, seq_length=8), 3, 30, separate_documents=False
     )
     assert batch.columns.tolist() == list(range(12)) and batch.tokens.shape == (8, 12)
+
+
+@pytest.mark.parametrize(("head", "is_binary"), [("classification", True), ("choice", False)])
+def test_the_first_and_the_second_of_two_texts_are_no_yes_and_no(head: str, is_binary: bool) -> None:
+    """What F1 and Matthews' correlation are of: of a choice there is accuracy alone."""
+    config = ModelConfig.model_validate(
+        {"kind": "bert", "head": head, "num_labels": 2, "hidden_size": 8, "num_heads": 2, "num_layers": 1}
+        | {"seq_length": 8}
+    )
+    labels, weights = Labels(), ResidentWeights()
+    model = labels.build(config, 30, Parallel(Mesh().tp), None).double()
+    initialize_(model, Mesh().tp, 1)
+    batch = labels.random_batch(config, 6, 30, separate_documents=False)
+    batch = replace(batch, targets=torch.arange(6).double() % 2)
+    hidden = Inference([Chunk(model.architecture.units, model, weights)], model, Mesh().pp, weights).hidden
+    found = labels.evaluate(
+        model, [batch], dp=Mesh().dp, pp=Mesh().pp, hidden=hidden, byte_lengths=None, tokenizer_checked=True
+    )
+    assert ("f1" in found.scores) == ("matthews" in found.scores) == is_binary, found.scores
+    assert "accuracy" in found.scores
 
 
 def test_a_batch_that_counts_nothing_changes_no_evaluation() -> None:

@@ -159,6 +159,10 @@ def test_a_layout_may_round_as_much_as_the_serial_run_does() -> None:
     }
 
 
+def test_the_furthest_of_a_kind_counts_wherever_it_stands() -> None:
+    assert rounded_bounds(a=0.5, b=0.0)["weight b2"] == rounded_bounds(a=0.0, b=0.5)["weight a2"]
+
+
 def bounded(*bounds: float) -> Verdict:
     """Of numbers that are 0.5 and 0.25 off, each with a bound of its own."""
     serial, names = {number(name): torch.ones(2) for name in "ab"}, dict(zip("ab", bounds, strict=True))
