@@ -126,7 +126,18 @@ def test_a_killed_command_goes_on(tmp_path: Path, run: Run, corpus: Path) -> Non
     assert "100 documents" in done.stdout
     same(whole, Result(tmp_path / "killed", ""))
     again = here("data", "clean", file, "--no-progress")
-    assert again.status == 0 and again.out.splitlines()[1:] == done.stdout.splitlines()[1:]
+    assert again.status == 0 and again.out.splitlines()[2:] == done.stdout.splitlines()[1:]
+
+
+def test_a_run_that_is_done_says_so_and_tells_no_speed(run: Run, corpus: Path) -> None:
+    first, second = run(corpus, repair={}).said, run(corpus, repair={})
+    begins, _, speed = first.splitlines()[0].partition("; ")
+    assert speed.endswith("documents/s")
+    assert second.said.splitlines() == [
+        f"nothing was left to do: {second.folder / 'manifest.json'} is there.",
+        begins,
+        *first.splitlines()[1:],
+    ]
 
 
 @pytest.mark.slow

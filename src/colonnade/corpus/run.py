@@ -47,12 +47,12 @@ def clean(recipe: Recipe, tokenizing: Tokenizing, *, progress: bool = True) -> s
         check_no_jobs(folder)
         remove_partial(folder)
         plan = keep_plan(plan, recipe)
-        started = time.perf_counter()
+        is_done, started = (folder / NAME).is_file(), time.perf_counter()
         if recipe.run.executor == "slurm":
             return submit(recipe, stages(recipe, plan, tokenizing), folder)
         for stage in stages(recipe, plan, tokenizing):
             run_stage(recipe, stage, plan, folder, lock, progress=progress)
-        return summary(folder, time.perf_counter() - started)
+        return summary(folder, None if is_done else time.perf_counter() - started)
 
 
 def check_named_files(recipe: Recipe, tokenizing: Tokenizing) -> None:
@@ -155,16 +155,19 @@ def _watch(display: Progress, task: TaskID, stage: CleaningStage, folder: Path, 
         display.update(task, completed=done.bytes, speed=f"{done.documents:,} documents · {speed:,.0f}/s")
 
 
-def summary(folder: Path, seconds: float) -> str:
-    """What came in, what went out, and what was dropped why."""
+def summary(folder: Path, seconds: float | None) -> str:
+    """What came in, what went out, and what was dropped why. `seconds`: None where nothing was left to do."""
     content = read_manifest(folder)
     steps = content["steps"]
     read, kept = steps["read"]["out"], steps["write"]["out"]
     lines = [
         f"{counted(read['documents'], 'document')}, {size_of_text(read['bytes'])} of text -> "
-        f"{counted(kept['documents'], 'document')}, {size_of_text(kept['bytes'])} in {folder}; "
-        f"{seconds:.1f} s, {read['documents'] / seconds:,.0f} documents/s"
+        f"{counted(kept['documents'], 'document')}, {size_of_text(kept['bytes'])} in {folder}"
     ]
+    if seconds is None:
+        lines.insert(0, f"nothing was left to do: {folder / NAME} is there.")
+    else:
+        lines[0] += f"; {seconds:.1f} s, {read['documents'] / seconds:,.0f} documents/s"
     if not kept["documents"]:
         lines.append(f"no document was kept: {_most_dropped(steps)}")
     if content["left_aside"]:
