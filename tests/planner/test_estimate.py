@@ -295,6 +295,7 @@ def test_all_ranks_are_paid_for_while_failures_take_their_part() -> None:
     assert told["dollars"] == pytest.approx(told["days_with_failures"] * 24 * 2 * 3)
     never = replace(each, failures=replace(each.failures, lost=1.0))
     assert never.days_with_failures == never.dollars == math.inf, "of all lost, it never ends"
+    assert as_json(never)["days_with_failures"] is as_json(never)["dollars"] is None, "JSON has no infinity"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import hardware
 from colonnade.planner.ranks import largest, plan_run
-from colonnade.planner.search import Candidate, Confirmed, Search, confirmed, refusal, search
+from colonnade.planner.search import Candidate, Confirmed, Search, candidates, confirmed, refusal, search
 from colonnade.planner.search_report import as_json, as_text, layout_in_words, refuse_empty, write
 from colonnade.planner.unit_times import unit_costs
 from tests.parity.runs import Case, Way, configured
@@ -39,6 +39,17 @@ def config() -> Config:
 def found(limit: float | None = None) -> Search:
     with units_timed_once(TIMED):
         return search(config(), 64, A100, 2, limit=limit)
+
+
+def test_it_looks_at_every_axis() -> None:
+    chosen = [each.parallel for each in candidates(config(), Composer(config(), 64, Cost(A100, 2)), 2)]
+    assert {(each.tp, each.pp, each.dp) for each in chosen} == {(1, 1, 2), (1, 2, 1), (2, 1, 1)}
+    assert {each.zero for each in chosen if each.dp == 2} == {0, 1, 2, 3}
+    assert {each.sequence_parallel for each in chosen if each.tp == 2} == {True, False}
+    assert {each.recompute for each in chosen} == {"none", "full"} and {each.offload for each in chosen} == {
+        True,
+        False,
+    }
 
 
 @pytest.mark.slow

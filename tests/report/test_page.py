@@ -111,6 +111,16 @@ def test_a_profiled_step_says_which_actions_are_not_drawn(
     assert (f"The first {most} actions alone are drawn." in picture) == (len(drawn) < 2)
 
 
+def test_all_rows_of_a_profiled_step_share_one_limit_of_actions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gantt, "MOST_ACTIONS", 3)
+    kinds = [{"kind": "F", "microbatch": n, "chunk": 0, "start": 1.0 * n, "end": n + 1.0} for n in range(2)]
+    rows = [{"name": f"stage {n}", "actions": kinds} for n in range(3)]
+    text = gantt.drawn({"gantt": {"seconds": 4.0, "rows": rows}})
+    drawn = [re.findall("<b style=", part) for part in re.split(r"stage \d<", text)[1:]]
+    assert list(map(len, drawn)) == [2, 1, 0]
+    assert "The first 3 actions alone are drawn." in text
+
+
 def test_a_profiled_action_is_named_by_its_micro_batch_and_its_chunk_of_several() -> None:
     """The optimizer's step is told by its colour."""
     about = ({"kind": "F", "microbatch": 0, "chunk": 0}, {"kind": "B", "microbatch": 3, "chunk": 2},

@@ -106,7 +106,8 @@ def test_a_batch_that_counts_nothing_changes_no_evaluation() -> None:
         model = labels.build(config, 30, Parallel(mesh.tp), None).double()
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
-        hidden = stage or Inference([Chunk(model.architecture.units, model, weights)], model, mesh.pp, weights).hidden
+        whole = Inference([Chunk(model.architecture.units, model, weights)], model, Mesh().pp, weights)
+        hidden = stage or whole.hidden
         return labels.logits(model, [mine], dp=mesh.dp, pp=mesh.pp, hidden=hidden)[0]
 
     def on(rank: int, _: Path) -> Tensor:
@@ -115,3 +116,8 @@ def test_a_batch_that_counts_nothing_changes_no_evaluation() -> None:
     alone = logits(Mesh(), batch)
     assert alone.std() > 0.1 and all(torch.equal(found, alone) for found in run_on_ranks(on, 2))
     assert not logits(Mesh(), batch, lambda inputs: None).any(), "a stage without the head adds nothing"
+
+    def of_stage(rank: int, _: Path) -> Tensor:
+        return logits(build_mesh(Layout(pp=2), rank), batch, None if rank else lambda inputs: None)
+
+    assert all(torch.equal(found, alone) for found in run_on_ranks(of_stage, 2)), "and has what the last one found"
