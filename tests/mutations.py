@@ -6990,6 +6990,62 @@ MUTATIONS = [
         "        if False:\n            sys.excepthook",
         ("tests/launch/test_launch.py",),
     ),
+    Mutation(
+        "each row of a profile has a limit of actions of its own",
+        "report/gantt.py",
+        "        room -= min(room, len(actions))",
+        "        room = MOST_ACTIONS - min(MOST_ACTIONS, len(actions))",
+        ("tests/report/test_page.py",),
+    ),
+    Mutation(
+        "JSON has a cost without end",
+        "planner/estimate_report.py",
+        '"dollars": found.dollars if found.failures.lost < 1 else None',
+        '"dollars": found.dollars',
+        ("tests/planner/test_estimate.py",),
+    ),
+    Mutation(
+        "a search never looks at ZeRO 3",
+        "planner/search.py",
+        "(0, 1, 2, 3) if dp > 1",
+        "(0, 1, 2) if dp > 1",
+        ("tests/planner/test_search.py",),
+    ),
+    Mutation(
+        "an answer as long as all that a model reads is asked for",
+        "lm_eval/model.py",
+        "if tokens >= self.max_length:",
+        "if tokens > self.max_length:",
+        ("tests/lm_eval/test_model.py",),
+    ),
+    Mutation(
+        "stages without a head have no labels",
+        "tasks/labels.py",
+        "table = all_reduce(all_reduce(table.to(device), dp), pp).cpu()",
+        "table = all_reduce(table.to(device), dp).cpu()",
+        ("tests/tasks/test_labels.py",),
+    ),
+    Mutation(
+        "trackers get the last unit's largest activation",
+        "train/thermometers.py",
+        'max(largest.get(f"largest_{site}", 0.0), found.largest)',
+        "found.largest",
+        ("tests/train/test_thermometers.py",),
+    ),
+    Mutation(
+        "-1 in a table is a label",
+        "examples/glue.py",
+        'if label is None or label in (-1, "-1"):',
+        "if label is None or label == -1:",
+        ("tests/examples/test_glue.py",),
+    ),
+    Mutation(
+        "numbers of a label count as text",
+        "examples/make.py",
+        "self.longest = max(self.longest, sum(map(len, texts)))",
+        "self.longest = max(self.longest, sum(map(len, document.sequences)))",
+        ("tests/examples/test_squad.py",),
+    ),
 ]
 
 

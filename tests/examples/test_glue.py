@@ -70,6 +70,11 @@ def test_every_glue_task_has_its_rows() -> None:
 def test_test_sets_have_no_labels(tmp_path: Path) -> None:
     path = written(tmp_path, "index\tsentence\n0\tA dog ran.\n")
     assert list(FORMATS["cola"].read(path)) == [Texts(("A dog ran.",), ())]
+    for task, label in (("sst2", "label"), ("stsb", "score")):
+        columns = "sentence" if task == "sst2" else "sentence1\tsentence2"
+        texts = ("A dog ran.",) * (1 + columns.count("\t"))
+        path = written(tmp_path, f"{columns}\t{label}\n" + "\t".join([*texts, "-1"]) + "\n")
+        assert list(FORMATS[task].read(path)) == [Texts(texts, ())], "the test sets of the hub have -1"
     path = written(tmp_path, "index\tsentence1\tsentence2\n0\tA dog ran.\tA dog.\n")
     assert list(FORMATS["mnli"].read(path)) == [Texts(("A dog ran.", "A dog."), ())]
 

@@ -100,6 +100,7 @@ def test_refuses_answers_that_are_none(question: dict[str, Any], reason: str, tm
     path = squad_file(tmp_path, question, asked("what ran?", ("dog", 4), name="q2"))
     report = make_examples(FORMATS["squad"], [path], tmp_path / "out", words)
     assert (report.examples, report.rejected) == (1, 1)
+    assert report.longest == len(words.encode("what ran?")) + len(words.encode(CONTEXT)), "of text alone"
     assert report.first[0].file == str(path) and report.first[0].line == 1 and reason in report.first[0].reason
 
 

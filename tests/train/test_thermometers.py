@@ -218,6 +218,17 @@ def test_what_is_not_finite_is_the_largest() -> None:
     assert reading(Activations(-7.0, 3.0, 1.0, 0.0, 0.1, 0.0)).summary()["largest_residual_stream"] == math.inf
 
 
+def test_a_summary_has_the_largest_of_all_units() -> None:
+    def reading(*largest: float) -> Reading:
+        units = [
+            ((f"blocks.{n}", "mlp_hidden"), Activations(-1.0, x, 1.0, 0.0, 0.0, x / 10)) for n, x in enumerate(largest)
+        ]
+        return Reading(3, tuple(units), ())
+
+    for order in ((2.0, 5.0, 3.0), (5.0, 2.0, 3.0), (2.0, 3.0, 5.0)):
+        assert reading(*order).summary() == {"largest_mlp_hidden": 5.0, "non_finite": 0.0, "near_limit": 0.5}
+
+
 def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "thermometers.jsonl").read_text().splitlines()]
 
