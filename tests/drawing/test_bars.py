@@ -7,6 +7,7 @@ import numpy as np
 from colonnade.drawing import bars, scatter
 from colonnade.drawing.bars import Span
 from colonnade.drawing.chart import Chart, Series, drawn
+from colonnade.drawing.html import table
 from colonnade.drawing.scale import Scale, short
 from colonnade.drawing.scatter import Curve, Dot
 
@@ -45,3 +46,13 @@ def test_an_axis_may_always_begin_at_zero() -> None:
     near, whole = (drawn(Chart("c", [line], from_zero=zero), axes, names=names) for zero in (False, True))
     assert ">0</span>" in whole.split('class="area"')[0] and ">0</span>" not in near.split('class="area"')[0]
     assert '"name":"place"' in whole and 'Z"' in whole
+
+
+def test_numbers_under_bars_are_quarters_of_their_length() -> None:
+    labels = re.findall(r'<span style="left:(\d+)%">(.*?)</span>', bars.across(8.0, short))
+    assert labels == [("0", "0"), ("25", "2"), ("50", "4"), ("75", "6"), ("100", "8")]
+
+
+def test_columns_of_numbers_stand_to_the_right() -> None:
+    found = table(["a", "b"], [["x", "1"]], numbers=[1])
+    assert re.findall(r"<t[hd]\b.*?>", found) == ["<th>", '<th class="number">', "<td>", '<td class="number">']

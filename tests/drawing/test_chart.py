@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from colonnade.drawing.chart import Chart, Mark, Series, drawn, lane
+from colonnade.drawing.chart import Chart, Mark, Series, drawn, lane, scales
 from colonnade.drawing.scale import Scale, scale_of
 
 AXES = {"step": Scale(0.0, 4.0), "hours": Scale(0.0, 2.0)}
@@ -56,6 +56,18 @@ def test_where_a_point_is_one_number_there_is_no_band() -> None:
     )
     (series,) = json.loads(re.findall(r"<script.*?>(.*?)</script>", text)[0])["series"]
     assert "band" not in text and series.keys() == {"name", "colour", "x", "y"} and series["y"] == [1.0, 2.0]
+
+
+def test_an_axis_ends_where_the_longest_run_does_and_is_there_if_one_has_it() -> None:
+    places = [{"step": np.array([1.0, 2.0])}, {"step": np.array([1.0, 9.0]), "tokens": np.array([5.0, np.nan])}]
+    assert scales(places) == {"step": Scale(0.0, 9.0), "tokens": Scale(0.0, 5.0)}
+    assert scales([{"step": np.array([]), "hours": np.zeros(3)}]) == {}
+
+
+def test_lines_are_named_where_there_are_several() -> None:
+    lines = [Series(name, np.array([1.0, 2.0]), {"step": np.array([1.0, 2.0])}, n) for n, name in enumerate("ab")]
+    one, both = (drawn(Chart("c", lines[:number]), {"step": AXES["step"]}) for number in (1, 2))
+    assert re.findall(r'class="key c(\d)"></i>(\w)', both) == [("0", "a"), ("1", "b")] and "legend" not in one
 
 
 def test_signs_are_at_their_places_and_those_that_would_cover_each_other_are_one() -> None:

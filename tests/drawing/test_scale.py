@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.drawing.scale import Scale, axis_of, bytes_in_words, length_of_time, scale_of, short
+from colonnade.drawing.scale import Scale, axis_of, bytes_in_words, length_of_time, percent, scale_of, short
 from colonnade.drawing.thin import thin
 
 numbers = st.one_of(st.floats(-1e6, 1e6), st.just(math.nan), st.just(math.inf))
@@ -61,3 +61,14 @@ def test_words() -> None:
         "12.3 ms", "12.3 s", "3 min 20 s", "2 h 05 min", "2 d 7 h",
     ]  # fmt: skip
     assert [bytes_in_words(x) for x in (12, 12_300, 4.56e9)] == ["12 B", "12.3 kB", "4.56 GB"]
+
+
+def test_words_of_what_is_nearly_the_next_unit() -> None:
+    assert [short(x) for x in (999_940, 999_960, 1e6)] == ["999.9k", "1M", "1M"]
+    assert [percent(x) for x in (0.0, 0.994, 0.999, 1.0)] == ["0.0%", "99.4%", "100%", "100%"]
+    assert [length_of_time(3600 * x) for x in (1, 24, 47.9, 48)] == [
+        "1 h 00 min",
+        "24 h 00 min",
+        "47 h 54 min",
+        "2 d 0 h",
+    ]

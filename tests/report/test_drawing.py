@@ -6,6 +6,7 @@ import struct
 import zlib
 
 import numpy as np
+import pytest
 
 from colonnade.report.heat import drawn, heats
 from colonnade.report.pictures import NOTHING, indices, palette, png
@@ -58,3 +59,15 @@ def test_a_step_that_was_measured_twice_has_one_column() -> None:
     """As where a run went back: there is a colour everywhere."""
     (heat,) = heats([{"step": step, "updates": {"blocks.0": float(step)}} for step in (1, 2, 3, 4, 3, 4, 5)])
     assert heat.table.tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0]]
+
+
+def test_where_nothing_is_most_telling_what_there_is_is_shown_at_once() -> None:
+    page = str(drawn([{"step": step, "activations": {"blocks.0": {"logits": {"zeros": step}}}} for step in (1, 2)]))
+    assert page.count("<img") == 1 and "<details" not in page
+
+
+@pytest.mark.parametrize(("highest", "is_log"), [(10.0, False), (1000.0, True)])
+def test_numbers_far_apart_have_colours_by_powers_of_ten(highest: float, is_log: bool) -> None:
+    """And the page's script is told so."""
+    page = str(drawn([{"step": step, "updates": {"blocks.0": value}} for step, value in ((1, 1.0), (2, highest))]))
+    assert ('data-log="1"' in page, " log<" in page) == (is_log, is_log)

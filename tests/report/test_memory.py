@@ -1,7 +1,6 @@
 """What was predicted of a run beside what was measured."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from colonnade.report.memory import drawn
 from colonnade.report.record import read_run
 from tests.report import written
+from tests.report.test_top import cells
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,27 @@ def test_what_was_measured_and_not_predicted_is_shown(tmp_path: Path, predicted:
     folder = written.run(tmp_path / "r")
     compared = {"bytes_sent": {"predicted": predicted, "measured": {"dp": 1e3, "tp": 2e3}}}
     (folder / "comparison.json").write_text(json.dumps(compared))
-    table = drawn(read_run(folder)).split("<tr>")
-    cells = [[re.sub("<.*?>", "", cell) for cell in row.split("</td>")[:-1]] for row in table]
-    assert [row for row in cells if row and row[0].startswith("bytes sent")] == rows
+    assert [row for row in cells(drawn(read_run(folder))) if row[0].startswith("bytes sent")] == rows
+
+
+def test_what_was_predicted_alone_has_its_unit(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r")
+    (folder / "comparison.json").unlink()
+    (folder / "prediction.json").write_text(json.dumps({"tokens_per_second": 600.0, "seconds_per_step": 90.0}))
+    assert cells(drawn(read_run(folder))) == [
+        ["tokens per second", "600", "", ""],
+        ["seconds per step", "1 min 30 s", "", ""],
+    ]
+
+
+@pytest.mark.parametrize("is_predicted", [False, True])
+def test_memory_that_a_start_told_is_shown_where_no_file_tells_more(tmp_path: Path, is_predicted: bool) -> None:
+    folder = written.run(tmp_path / "r")
+    (folder / "comparison.json").unlink()
+    prediction = {"memory": {"total_bytes": 3e9}} if is_predicted else {}
+    (folder / "prediction.json").write_text(json.dumps(prediction))
+    setup = {"event": "setup", "memory_predicted": 2e9, "memory_free": 5e9}
+    (folder / "events.jsonl").write_text(written.lines([setup]))
+    predicted = ["memory › total", "3 GB", "", ""] if is_predicted else ["memory of a rank", "2 GB", "", ""]
+    free = ["memory that was free at the start", "", "5 GB", ""]
+    assert cells(drawn(read_run(folder))) == [predicted, free]

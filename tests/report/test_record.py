@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from colonnade.errors import ConfigError
+from colonnade.report import record
 from colonnade.report.page import page
 from colonnade.report.record import read_run
 from tests.report import written
@@ -76,6 +77,16 @@ def test_damaged_files_are_notes(tmp_path: Path, name: str, content: bytes) -> N
     notes = read_run(folder).notes
     expected = [] if name == "config.toml" and content in (b"", b"[1]") else [f"{name} is damaged"]  # TOML, both
     assert [note.partition(":")[0] for note in notes] == expected
+
+
+def test_a_file_that_is_too_large_is_left_out_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written.run(tmp_path / "r", steps=4)
+    size = (folder / "profile.json").stat().st_size
+    assert size > (folder / "comparison.json").stat().st_size
+    for largest, notes in ((size, []), (size - 1, ["profile.json is larger than 0 MB and left out."])):
+        monkeypatch.setattr(record, "LARGEST", largest)
+        run = read_run(folder)
+        assert run.notes == notes and bool(run.profile) is not bool(notes) and run.comparison
 
 
 def test_files_that_are_missing(tmp_path: Path) -> None:

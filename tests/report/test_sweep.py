@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,43 @@ def test_the_page(sweep: Path) -> None:
                   "this sweep: optim.learning_rate = 2e-05", "deviation 2e-05 3 "):  # fmt: skip
         assert words in text, words
     assert not [script for script in read.scripts if "alert(1)" in script]
+
+
+def test_a_strip_has_its_mark_at_the_median(sweep: Path) -> None:
+    """Wherever that stands among the seeds."""
+    strips = sweep_page(read_sweep_folder(sweep)).split('class="strip"')[1:]
+    for strip in strips:
+        dots, (median,) = (re.findall(f'class="{kind}" style="left:(.*?)%', strip) for kind in ("dot", "median"))
+        assert median == sorted(dots, key=float)[1]
+    assert len(strips) == 2
+
+
+def test_points_that_have_failed_stand_out_among_those_that_have_not(sweep: Path) -> None:
+    states = re.findall(r'<span class="(\w*)">(finished|diverged|failed)<', sweep_page(read_sweep_folder(sweep)))
+    assert states == [("", "finished")] * 6 + [("bad", "diverged"), ("bad", "failed"), ("bad", "failed")]
+
+
+def test_what_the_paper_scored_otherwise_is_not_in_the_table(tmp_path: Path) -> None:
+    """And settings are ordered by a score that there is, where the summary names none."""
+    points = [{"point": "a", "optim.learning_rate": 1e-3, "state": "finished", "matthews": 0.5}]
+    found = read_sweep_folder(write(tmp_path / "s", points, score="accuracy"))
+    assert (found.task, found.score) == ("mnli", "matthews")
+    assert [row["source"] for row in csv.DictReader(as_csv(found).splitlines())] == ["this sweep"]
+
+
+def test_the_task_is_that_of_the_training_data_where_there_is_no_other(tmp_path: Path) -> None:
+    folder = write(tmp_path / "s", [point(1e-5, 1, 0.8)], task="qqp")
+    (config,) = folder.glob("*.toml")
+    config.write_text(config.read_text().replace("validation", "train"))
+    assert read_sweep_folder(folder).task == "qqp"
+
+
+def test_a_page_does_not_replace_the_table_of_its_sweep(sweep: Path) -> None:
+    """Which has the name of the page's own table where the page is summary.html."""
+    (sweep / "summary.csv").write_text("point\n")
+    with pytest.raises(ConfigError, match=r"summary\.csv is among what this command is given, and would be replaced"):
+        write_report([sweep], sweep / "summary.html")
+    assert (sweep / "summary.csv").read_text() == "point\n" and not (sweep / "summary.html").exists()
 
 
 def test_the_table(sweep: Path) -> None:

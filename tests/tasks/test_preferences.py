@@ -41,8 +41,18 @@ def test_answers_that_have_gained_equally_are_not_rightly_preferred() -> None:
 
     found = evaluated(replace(batch, reference=said[0]))
     assert (found.reward_accuracy, found.reward_margin, found.pairs) == (0.0, 0.0, 4)
-    gained = torch.tensor([[2.0, 1.0], [1.0, 1.0], [1.0, 2.0], [0.0, 0.0]], dtype=torch.float64)
+    gained = torch.tensor([[2.0, 1.0], [1.0, 1.0], [1.0, 3.0], [4.0, 0.0]], dtype=torch.float64)
     found = evaluated(replace(batch, reference=said[0] - gained))
-    assert found.reward_accuracy == 0.25 and found.chosen_reward == pytest.approx(batch.options[0, 0].item())
+    rewards = [value / batch.options[0, 0].item() for value in (found.chosen_reward, found.rejected_reward)]
+    assert found.reward_accuracy == 0.5 and rewards == pytest.approx([2.0, 1.25])
+    assert found.reward_margin == pytest.approx(found.chosen_reward - found.rejected_reward)
     with pytest.raises(DataError, match="no pair of answers"):  # a stage without the head counts none
         evaluated(batch, hidden=lambda inputs: None)
+
+
+def test_metrics_tell_each_reward_by_its_name() -> None:
+    found = Preferred(0.5, 0.25, 0.3, chosen_reward=0.4, rejected_reward=0.1, pairs=1200)
+    rewards = {"reward_accuracy": 0.25, "reward_margin": 0.3, "chosen_reward": 0.4, "rejected_reward": 0.1}
+    assert found.numbers() == {"loss": 0.5, **rewards}
+    told = "loss 0.5000: the preferred answer has gained more in 25.00% of 1,200 pairs, by 0.3000 on average"
+    assert found.summary() == told

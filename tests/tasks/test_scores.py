@@ -39,3 +39,23 @@ def test_scores(pairs: list[tuple[int, int]]) -> None:
         return
     assert found["pearson"] == pytest.approx(stats.pearsonr(told, right).statistic, abs=1e-12)
     assert found["spearman"] == pytest.approx(stats.spearmanr(told, right).statistic, abs=1e-12)
+
+
+def test_f1_is_of_what_is_predicted_and_of_what_is_right() -> None:
+    """One hit of one that is predicted and of three that are right; 0 where label 1 is nowhere."""
+    predicted = np.eye(2)[[1, 0, 0, 0]]
+    found = scores_of(predicted, np.array([1.0, 1.0, 1.0, 0.0]), binary=True)
+    assert (found["accuracy"], found["f1"], found["matthews"]) == (0.5, 0.5, pytest.approx(1 / 3))
+    assert scores_of(np.eye(2)[[0, 0]], np.zeros(2), binary=True) == {"accuracy": 1.0, "f1": 0.0, "matthews": 0.0}
+
+
+def test_equal_scores_share_the_mean_of_their_ranks() -> None:
+    """Ranks 0.5, 0.5 and 2 beside 0, 1 and 2; what does not vary goes with nothing."""
+    found = scores_of(np.array([[1.0], [1.0], [9.0]]), np.array([1.0, 2.0, 3.0]), binary=False)
+    assert found["spearman"] == pytest.approx(np.sqrt(3) / 2)
+    assert scores_of(np.ones((3, 1)), np.arange(3.0), binary=False) == {"pearson": 0.0, "spearman": 0.0}
+
+
+def test_the_order_of_scores_counts_in_their_ranks_alone() -> None:
+    found = scores_of(np.array([[1.0], [2.0], [9.0], [2.0]]), np.array([1.0, 2.0, 2.0, 3.0]), binary=False)
+    assert found["spearman"] == pytest.approx(0.5) and found["pearson"] != pytest.approx(0.5)

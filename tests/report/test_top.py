@@ -1,0 +1,92 @@
+"""The top of a page: whether a run goes on, how far it has come, and its numbers beside those of others."""
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from colonnade.report.charts import charts, final
+from colonnade.report.page import page
+from colonnade.report.record import read_run
+from tests.report import written
+from tests.report.test_page import shown, under_way
+
+
+def measured(folder: Path, lines: Sequence[Mapping[str, Any]]) -> Path:
+    """A run with these metrics."""
+    written.run(folder)
+    (folder / "metrics.jsonl").write_text(written.lines(lines))
+    return folder
+
+
+def cells(text: str) -> list[list[str]]:
+    """Rows of tables."""
+    rows = [row.split("</td>")[:-1] for row in text.split("<tr>")]
+    return [[re.sub("<.*?>", "", cell) for cell in row] for row in rows if row]
+
+
+def test_a_run_that_has_written_nothing_for_long_is_silent(tmp_path: Path) -> None:
+    folder, long_ago = under_way(tmp_path / "r"), time.time() - 7200
+    assert "r under way" in shown(folder).text
+    for name in ("metrics.jsonl", "events.jsonl"):
+        os.utime(folder / name, (long_ago, long_ago))
+    assert "r silent for 2 h 00 min" in shown(folder).text
+
+
+def test_a_bar_and_a_time_show_how_far_a_run_has_come(tmp_path: Path) -> None:
+    """40 of 100 steps, of two seconds each."""
+    text = page([read_run(under_way(tmp_path / "r"))])
+    assert '<div class="progress" title="step 40 of 100"><i style="width:40.00%"></i>' in text
+    assert re.search(r"<span>training</span><b>1 min 20 s</b>", text)
+
+
+def test_the_best_validation_is_the_lowest_and_is_told_with_its_step(tmp_path: Path) -> None:
+    losses = {5: 3.0, 6: 2.0, 7: 4.0}
+    lines = [{"step": step, "loss": 1.0, "validation_loss": loss} for step, loss in losses.items()]
+    folder = measured(tmp_path / "r", lines)
+    assert final(read_run(folder)) == {"loss": 1.0, "validation_loss": 2.0, "best_step": 6.0}
+    assert "best validation 2.0000 at step 6" in shown(folder).text
+
+
+def test_several_runs_have_their_last_numbers_beside_each_other(tmp_path: Path) -> None:
+    """Of what a run has none of, there is a dash."""
+    first = measured(
+        tmp_path / "first",
+        [
+            {"step": 1, "loss": 4.0, "seconds": 30.0, "tokens": 1000, "validation_loss": 5.0},
+            {"step": 2, "loss": 3.0, "seconds": 40.0, "tokens": 2000, "tokens_per_second": 50.0, "mfu": 0.25},
+        ],
+    )
+    second = measured(tmp_path / "second", [{"step": 1, "loss": 2.0, "seconds": 5.0}])
+    rows = cells(page([read_run(first), read_run(second)]))
+    assert rows[:2] == [
+        ["first", "2", "3.0000", "5.0000", "2k", "50", "25.0%", "1 min 10 s"],
+        ["second", "1", "2.0000", "–", "–", "–", "–", "5 s"],
+    ]
+
+
+def test_notes_of_several_runs_say_of_which_they_are(tmp_path: Path) -> None:
+    """What several say alike is said once."""
+    first, second = written.run(tmp_path / "first"), written.run(tmp_path / "second")
+    (second / "config.toml").unlink()
+    assert "first There is no" not in (alone := shown(second).text) and "second: There is no" not in alone
+    both = shown(first, second).text
+    assert "second: There is no config.toml." in both and "first: There" not in both
+    assert both.count("a note of the run") == 1
+
+
+def test_losses_of_training_share_a_chart_and_scores_of_validation_have_their_own(tmp_path: Path) -> None:
+    line = {"loss": 2.0, "masked_loss": 1.5, "sentence_order_loss": 0.5, "validation_masked_loss": 1.6, "mfu": 0.4}
+    found = {chart.title: chart for chart in charts([read_run(measured(tmp_path / "r", [{"step": 1, **line}]))])}
+    assert [*found] == ["Loss", "Losses", "MFU", "Validation masked loss"]
+    assert [series.name for series in found["Losses"].series] == ["masked_loss", "sentence_order_loss"]
+    assert (found["MFU"].words(0.4), found["Loss"].words(0.4)) == ("40.0%", "0.4")
+
+
+def test_the_setup_that_is_shown_is_that_of_the_newest_start(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r")
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(written.lines([{"time": 1400.0, "event": "setup", "layout": "tp8", "precision": "bf16"}]))
+    assert "tp8 · bf16" in shown(folder).text and "tp2 pp2" not in shown(folder).text
