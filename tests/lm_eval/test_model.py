@@ -27,7 +27,7 @@ with warnings.catch_warnings():
 
     from colonnade.lm_eval.__main__ import main
     from colonnade.lm_eval.model import ColonnadeLM
-    from colonnade.lm_eval.options import read_arguments
+    from colonnade.lm_eval.options import ModelArguments, read_arguments
 
 CONTEXTS = [
     ("The man took his hat and his coat, and walked home through the", " rain"),
@@ -196,6 +196,14 @@ def test_a_layout_has_as_many_ranks_as_its_axes_have_together(pair: Pair) -> Non
     assert read_arguments(given).num_ranks == 12 and read_arguments({"checkpoint": str(pair.ours)}).num_ranks == 1
 
 
+def test_ranks_are_started_with_all_that_was_asked_for(pair: Pair) -> None:
+    given = {"tp": 2, "pp": 3, "dp": 4, "threads": 5, "device": "cpu", "precision": "bf16", "base": "base"}
+    line = ModelArguments(pair.ours, **given).command_line(Path("newest"))  # type: ignore[arg-type]
+    assert line[0] == "newest"
+    assert dict(zip(line[1::2], line[2::2], strict=True)) == {f"--{name}": str(value) for name, value in given.items()}
+    assert "--base" not in (usual := ModelArguments(pair.ours).command_line(pair.ours)) and "--precision" not in usual
+
+
 def test_a_device_that_nobody_gave_is_chosen(pair: Pair) -> None:
     """The harness says cuda:0 then, on any machine."""
     devices = {None: "auto", "cuda:0": "auto", "cuda": "cuda", "cuda:1": "cuda", "cpu": "cpu"}
@@ -215,6 +223,44 @@ def test_of_a_long_prompt_the_end_is_read_so_that_its_answer_has_room(ours: Colo
     context = "word " * 60
     asked = ours._writing(context, {"max_gen_toks": 9}, 0)
     assert asked.prompt == ours.tok_encode(context)[-(32 - 9) :] and len(asked.prompt) == 32 - 9
+
+
+def told_lengths(request: dict[str, Any]) -> list[Any]:
+    """In place of losses: 100 a token of the context and 1 a token to score; greedy where that is one."""
+    return [[100.0 * len(context) + len(target), len(target) == 1] for context, target in request["score"]]
+
+
+def test_likelihoods_stand_in_the_order_of_their_requests(ours: ColonnadeLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they were sorted to be read; they are the losses' negatives."""
+    monkeypatch.setattr(ours, "_ask", told_lengths)
+    scored = [(None, [1] * context, [2] * target) for context, target in ((1, 1), (5, 2), (3, 1), (40, 3))]
+    found = ours._loglikelihood_tokens(scored, disable_tqdm=True)
+    assert found == [(-101.0, True), (-502.0, False), (-301.0, True), (-3003.0, False)], "30 and 3 are 32 and a label"
+
+
+def test_a_long_text_is_scored_once_a_token_in_windows(ours: ColonnadeLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 32 tokens each, but for the last; each window has a token before it to begin behind, or as much as it has room
+    for.
+    """
+    asked: list[Any] = []
+    monkeypatch.setattr(ours, "_ask", lambda request: asked.extend(request["score"]) or told_lengths(request))
+    long, short = "word " * 60, "It was"
+    lengths = [len(ours.tok_encode(text)) for text in (long, short)]
+    totals = ours.loglikelihood_rolling(requests("loglikelihood_rolling", [(long,), (short,)]), disable_tqdm=True)
+    assert lengths[0] > 64 and lengths[1] < 32
+    assert [-total % 100 for total in totals] == [length % 100 for length in lengths]
+    targets = [token for context, target in asked if context != [ours.prefix_token_id] for token in target]
+    assert all(len(context) + len(target) <= 33 for context, target in asked) and targets
+    assert -totals[1] == 100 + lengths[1]
+
+
+def test_an_answer_leaves_its_prompt_a_token(ours: ColonnadeLM) -> None:
+    """The first of the words for their number counts."""
+    asked = ours._writing("It was morning", {"max_gen_toks": 31, "max_tokens": 5}, 0)
+    assert asked.tokens == 31 and len(asked.prompt) == 1
+    with pytest.raises(ConfigError, match="32 new tokens, and the model reads 32"):
+        ours._writing("It was morning", {"max_gen_toks": 32}, 0)
+    assert ours._writing("", {"max_gen_toks": 3}, 0).prompt == [ours.prefix_token_id]
 
 
 def test_requests_that_cannot_be_answered(ours: ColonnadeLM) -> None:

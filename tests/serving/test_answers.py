@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from io import StringIO
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError
 from colonnade.serving import answers, ranks
 from colonnade.serving.answers import Writing
-from colonnade.serving.ranks import RemoteModel
+from colonnade.serving.ranks import RanksEnded, RemoteModel
 
 
 def test_prompt_and_text_fit_into_the_models_positions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +35,28 @@ def test_what_ends_a_text_is_what_the_checkpoint_says(monkeypatch: pytest.Monkey
     tokenizer = Tokenizer.from_json(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
     trained: Any = SimpleNamespace(stop=frozenset((7, 9)), stages=None, tokenizer=tokenizer)
     assert list(answers._growing(trained, Writing([1], tokens=6))) == [""] and asked == [{7, 9}]
+
+
+def test_a_text_is_drawn_as_its_request_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ends with what the last token leaves of a character."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(answers, "generate", lambda *_, **how: asked.update(how) or iter([SimpleNamespace(token=3)]))
+    stream = SimpleNamespace(push=lambda token: f"{token} ", finish=lambda: "end")
+    trained: Any = SimpleNamespace(stop=frozenset(), stages=None, tokenizer=SimpleNamespace(stream=lambda: stream))
+    drawn = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "seed": 7}
+    assert list(answers._growing(trained, Writing([1], tokens=6, **drawn))) == ["3 ", "3 end"]  # type: ignore[arg-type]
+    assert asked == {"max_new_tokens": 6, "stop": frozenset(), **drawn}
+
+
+def test_what_ranks_say_beside_their_answers_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    remote = RemoteModel.__new__(RemoteModel)
+    said = StringIO("reading\ncolonnade answer [1, 2]\nout of memory\n")
+    process: Any = SimpleNamespace(stdin=None, stdout=said, wait=lambda: 3)
+    remote._process = process
+    assert remote._answer() == [1, 2] and capsys.readouterr().err == "reading\n"
+    with pytest.raises(RanksEnded, match="have ended with status 3"):
+        remote._answer()
+    assert capsys.readouterr() == ("", "out of memory\n")
 
 
 def test_ranks_answer_however_long_nobody_has_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
 from colonnade.mesh.mesh import Mesh
-from colonnade.serving.encoder import embeddings
+from colonnade.serving.encoder import _with_gaps, embeddings
 from colonnade.serving.trained import open_trained
 from tests.commands import Answer, forked, here
 from tests.convert.published import transformers
@@ -85,6 +87,15 @@ def test_the_likeliest_words_are_those_of_transformers(bert: tuple[Path, Any, To
     word = told[1]["masks"][1][0]["token"]
     filled = f"[MASK] north river {word} boat" if not word.startswith("##") else f"[MASK] north river{word[2:]} boat"
     assert told[1]["masks"][1][0]["text"] == filled
+
+
+def test_a_text_may_have_as_many_tokens_as_the_model_reads(tmp_path: Path) -> None:
+    """Two of them around it."""
+    model = SimpleNamespace(seq_length=16)
+    trained: Any = SimpleNamespace(tokenizer=vocabulary(tmp_path), config=SimpleNamespace(model=model))
+    assert len(_with_gaps(trained, "[MASK]" + " dog" * 13, 4)) == 16
+    with pytest.raises(DataError, match="has 17 tokens, and the model reads 16"):
+        _with_gaps(trained, "[MASK]" + " dog" * 14, 4)
 
 
 def test_rows_that_are_no_tokens_fill_no_gap(tmp_path: Path) -> None:

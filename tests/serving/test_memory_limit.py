@@ -1,10 +1,14 @@
 """A trained model that does not fit: one message with bytes and what to set, exit status 2."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import paper_mesh
+from colonnade.serving.memory_limit import InUse, _message, _remedies
 from tests.commands import forked
 from tests.runs import Finished
 from tests.tiny import TinyCorpus
@@ -68,6 +72,29 @@ def test_evaluate(finished: Finished, corpus: TinyCorpus, more: list[object]) ->
     answer = forked("evaluate", finished.folder, *data, *more, first=at_the_model(refused_by_the_system))
     assert answer.status == 2 and "Traceback" not in answer.err and answer.out == "", answer
     assert ("set --batch-size 1" if data == [] else "lower --batch-size (now 3)") in answer.err
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "wanted"),
+    [
+        ("fp32", "cpu", ["lower it", "set --precision bf16 (now fp32)", "more machines, under torchrun"]),
+        ("bf16", "cpu", ["lower it", "more machines, under torchrun"]),
+        ("fp16", "cuda", ["lower it", "more GPUs", "compute on the CPU"]),
+    ],
+)
+def test_what_takes_less_is_something_else_than_there_is(precision: str, device: str, wanted: list[str]) -> None:
+    used = InUse(Path("checkpoint"), 100, precision, ("lower it",))
+    told = _remedies(used, paper_mesh(Layout(tp=2, pp=3), 0), torch.device(device))
+    assert len(told) == len(wanted) and all(words in remedy for words, remedy in zip(wanted, told, strict=True))
+    assert any("--tp (now 2) or --pp (now 3)" in remedy for remedy in told)
+
+
+def test_weights_of_a_model_that_is_cut_are_those_of_all_ranks() -> None:
+    used = InUse(Path("checkpoint"), 1000, "bf16", ())
+    told = _message(used, paper_mesh(Layout(tp=2, pp=3), 4), torch.device("cpu"), None)
+    assert (
+        told.startswith("Rank 4 has run out of memory") and "1,000 parameters take 2.00 kB in bf16 on 6 ranks" in told
+    )
 
 
 def test_a_bug_stays_one(finished: Finished) -> None:

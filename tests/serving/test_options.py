@@ -134,6 +134,17 @@ def test_an_overlap_is_that_of_a_text_file(tmp_path: Path) -> None:
         assert problem == "--overlap compares the words of a text file with a corpus. Name one with --data."
 
 
+def test_a_text_may_be_compared_with_whatever_a_corpus_is(tmp_path: Path) -> None:
+    """A text, a folder, the prefix of a token file, or the run's own data."""
+    text = tmp_path / "text.txt"
+    text.touch()
+    (tmp_path / "tokens.idx").touch()
+    corpora = (str(text), str(tmp_path), str(tmp_path / "tokens"), "run")
+    assert list(measurement_problems(Measurement(data=str(text), overlap=corpora))) == []
+    (problem,) = measurement_problems(Measurement(data=str(text), overlap=(*corpora, "gone")))
+    assert problem.startswith("--overlap gone: there is no such text, folder or token file.")
+
+
 def test_answers_are_not_written_over_what_is_read(tmp_path: Path) -> None:
     data, corpus = tmp_path / "dev.json", tmp_path / "corpus.json"
     for file in (data, corpus):

@@ -14,6 +14,7 @@ from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import CheckpointError
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving import own_data
+from colonnade.tasks.t5 import Written
 from tests.commands import Answer, forked, here
 from tests.runs import Finished, metrics
 from tests.tiny import TinyCorpus, write_config
@@ -115,3 +116,43 @@ def test_what_is_held_out_was_not_trained_on(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(own_data, "_opened", lambda *_: SimpleNamespace(files=files))
     trained: Any = SimpleNamespace(config=None)
     assert own_data.own_corpus(trained, Mesh(), Path("checkpoint")) == [Path("data.train")]
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "read", "at_once", "notes"),
+    [
+        (None, None, 3, 2, ["the first 3 of 7 samples of the validation part; --samples reads more"]),
+        (100, 5, 7, 5, []),
+    ],
+)
+def test_a_part_is_read_as_the_runs_own_evaluations_read_it_unless_asked_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    samples: int | None,
+    batch_size: int | None,
+    read: int,
+    at_once: int,
+    notes: list[str],
+) -> None:
+    """Of 7 samples; train.evaluate_samples is 3, train.micro_batch_size 2."""
+    datasets = SimpleNamespace(validation=range(7), test=None)
+    config = SimpleNamespace(train=SimpleNamespace(evaluate_samples=3, micro_batch_size=2))
+    asked: list[dict[str, Any]] = []
+    found = Written(mean_loss=0.5, accuracy=0.25, tokens=9)
+
+    def evaluate_part(*_: object, hidden: object, **how: Any) -> Any:
+        asked.append(how)
+        return SimpleNamespace(found=found, each={}, of_each=list)
+
+    monkeypatch.setattr(own_data, "_opened", lambda *_: SimpleNamespace(datasets=datasets, other_labels=()))
+    monkeypatch.setattr(own_data, "evaluate_part", evaluate_part)
+    for name, said in (("attach_stored", None), ("_not_known", ""), ("about", {"step": 6})):
+        monkeypatch.setattr(own_data, name, lambda *_, said=said: said)
+    trained: Any = SimpleNamespace(config=config, model=None, hidden=None)
+    own_data.measure_part(
+        trained, Mesh(), Path("step"), "validation", samples=samples, batch_size=batch_size, as_json=True
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert asked == [{"samples": samples or 3, "micro_batch_size": at_once}]
+    assert (told["samples"], told["samples_of_part"], told["parameters"]) == (read, 7, {"batch_size": at_once})
+    assert (told["notes"], told["part"], told["step"], told["accuracy"]) == (notes, "validation", 6, 0.25)

@@ -13,8 +13,9 @@ from colonnade.errors import ConfigError
 from colonnade.evaluation.answers import Answer, Answers
 from colonnade.evaluation.squad import scores_2
 from colonnade.examples.squad import Given, Question
+from colonnade.serving.measurement import Measurement
 from colonnade.serving.predict_spans import AnsweredQuestions
-from colonnade.serving.squad import check_member, score_line
+from colonnade.serving.squad import check_member, manner, score_line
 from tests.commands import forked, here
 from tests.tasks.questions import squad, write_config, write_questions
 
@@ -67,6 +68,15 @@ def test_each_option_is_its_own(trained: Path, tmp_path: Path) -> None:
     told, _ = measured(trained, tmp_path, "--max-query-length", "3", "--max-answer-length", "7", "--n-best", "2")
     used = told["parameters"]
     assert (used["max_query_length"], used["max_answer_length"], used["n_best"]) == (3, 7, 2)
+    assert (used["window"], used["stride"], used["batch_size"]) == (16, 5, 8)
+
+
+def test_questions_are_read_as_was_asked_for() -> None:
+    """In windows as long as the model reads at most; 0 is a threshold."""
+    trained: Any = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(seq_length=16)))
+    usual, other = (manner(trained, asked) for asked in (Measurement(), Measurement(window=16, stride=5, batch_size=3)))
+    assert (usual.length, usual.batch_size, usual.threshold) == (16, 8, 0.0)
+    assert (other.length, other.windows.doc_stride, other.batch_size) == (16, 5, 3)
 
 
 def test_what_is_refused(trained: Path, tmp_path: Path) -> None:
@@ -142,6 +152,15 @@ def test_the_best_thresholds_stand_in_the_line_for_people() -> None:
     scores = scores_2(right, {"a": "Denver", "b": "Rome"}, {"a": -2.5, "b": 3.0})
     best = "; best exact match 100.00 with --null-threshold -2.5, best F1 100.00 with --null-threshold -2.5"
     assert score_line(scores, 2).endswith(best)
+
+
+def test_questions_with_and_without_an_answer_are_told_apart_in_the_line_for_people() -> None:
+    """Of the three that have one, two are answered as they should; the one that has none is answered."""
+    right = {"a": ["Denver"], "b": ["Rome"], "c": ["Oslo"], "d": []}
+    scores = scores_2(right, {"a": "Denver", "b": "Rome", "c": "Lima", "d": "Bonn"}, dict.fromkeys(right, 0.0))
+    told = score_line(scores, 4)
+    assert told.startswith("exact match 50.00, F1 50.00 of 4 questions (with an answer: exact match 66.67, F1 66.67; ")
+    assert "; without: 0.00)" in told
 
 
 # --- predict ----------------------------------------------------------------------------------------------------------
