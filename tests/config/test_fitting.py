@@ -1,5 +1,6 @@
 """The best layout for the ranks that are left: one that the checks admit, with the same batch, and with its reasons."""
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -50,6 +51,26 @@ def test_a_rank_holds_no_more_where_that_can_be_had() -> None:
     assert state_share(found.config) <= state_share(whole) and found.num_ranks in (2, 3)
     assert "no more state than before" in found.reason and "instead of tp 2 × pp 1 × dp 2 for 3 ranks" in found.reason
     assert "2 times as much state" in fitting(whole, 1).reason
+
+
+def test_a_rank_holds_what_its_copies_do_not() -> None:
+    """Of four: weights, gradients and two moments; from ZeRO 1, 2 and 3 on a half of each, and of all that tp leaves."""
+    shares = [state_share(config(f"dp=2\nzero={zero}")) for zero in range(4)]
+    assert shares == [1, Fraction(3, 4), Fraction(5, 8), Fraction(1, 2)]
+    assert state_share(config("tp=2\npp=2\ndp=2\nzero=1")) == Fraction(3, 16)
+
+
+def test_stages_wait_less_where_each_has_several_chunks() -> None:
+    """Of eight micro-batches; of six units four stages have two at most, as if there were eight."""
+    assert speed(config("pp=2")) == 2 * Fraction(8, 9)
+    assert speed(config('pp=2\nschedule="interleaved"\nvirtual_stages=2')) == 2 * Fraction(8 * 2, 8 * 2 + 1)
+    assert speed(config("pp=4")) == 4 * Fraction(8, 11) * Fraction(6, 8)
+
+
+def test_ranks_that_nobody_uses_are_told() -> None:
+    whole = config("tp=2\ndp=4")
+    assert " for 7 ranks, 1 of them idle: a rank holds" in fitting(whole, 7).reason
+    assert " for 4 ranks: a rank holds" in fitting(whole, 4).reason
 
 
 def test_the_batch_of_now_counts_and_those_to_come() -> None:
