@@ -17,7 +17,7 @@ from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.examples.chat import ChatFormat, PreferencesFormat
-from colonnade.examples.conversations import conversation_of, preference_of
+from colonnade.examples.conversations import NoConversation, conversation_of, preference_of
 from colonnade.examples.make import make_examples
 from tests.commands import here
 from tests.examples.chats import CHATML, MARKED, SYSTEM, TALK, UNMARKED, folder_of, jsonl, tokenizer
@@ -123,6 +123,8 @@ def test_the_document_alternates_between_given_and_answered(tmp_path: Path) -> N
     sidecar = read_sidecar(tokens)
     assert sidecar is not None and sidecar.examples is not None and sidecar.examples.head == "answers"
     assert ChatTemplate.from_json(sidecar.examples.options["chat"]) == chat.template
+    said = [message["content"] for message in [*SYSTEM, *TALK[1:]]]
+    assert sidecar.text_bytes == sum(len(text.encode()) for text in said) > sum(map(len, said))
 
 
 def test_a_conversation_that_begins_with_an_answer_has_an_empty_first_sequence(tmp_path: Path) -> None:
@@ -335,6 +337,24 @@ def test_preferences_are_between_texts(tmp_path: Path) -> None:
     chat, file = chat_of(folder), jsonl(tmp_path / "a.jsonl", *bad.values(), pair)
     made = make_examples(PreferencesFormat(chat.template), [file], tmp_path / "out", chat.tokenizer)
     assert made.examples == 1 and [each.reason for each in made.first] == list(bad)
+    tokens, sidecar = TokenFile(tmp_path / "out"), read_sidecar(TokenFile(tmp_path / "out"))
+    assert sidecar is not None and sidecar.text_bytes == len("a city?Paris.") + len("a city?a dog.")
+    assert sidecar.examples is not None
+    by_field = zip(sidecar.examples.fields, tokens.sequences(0), strict=True)
+    said = [(field, chat.tokenizer.decode(ids.tolist())) for field, ids in by_field]
+    assert [field for field, text in said if "Paris." in text] == ["chosen"]
+    assert [field for field, text in said if "a dog." in text] == ["rejected"]
+
+
+def test_answers_that_differ_in_white_space_alone_are_no_preference() -> None:
+    with pytest.raises(NoConversation, match="chosen and rejected are the same: nothing is preferred"):
+        preference_of({"prompt": "a city?", "chosen": "Paris.", "rejected": "Paris.\n"})
+
+
+def test_an_input_stands_behind_its_instruction_and_a_blank_line() -> None:
+    """As in the records that Stanford's Alpaca was trained on."""
+    found = conversation_of({"instruction": "Name it.", "input": "a city", "output": "Paris."})
+    assert [each["content"] for each in found.messages] == ["Name it.\n\na city", "Paris."]
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:

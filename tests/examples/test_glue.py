@@ -67,6 +67,22 @@ def test_every_glue_task_has_its_rows() -> None:
     assert set(ROWS) <= set(FORMATS)
 
 
+def test_labels_have_the_numbers_of_hugging_faces_data_set() -> None:
+    """A file that names them and one that numbers them are alike, and so are models that others trained."""
+    named = {task: FORMATS[task].fields.labels for task in ROWS}
+    assert named == {
+        "cola": ("unacceptable", "acceptable"),
+        "sst2": ("negative", "positive"),
+        "mrpc": ("not_equivalent", "equivalent"),
+        "stsb": (),
+        "qqp": ("not_duplicate", "duplicate"),
+        "mnli": ("entailment", "neutral", "contradiction"),
+        "qnli": ("entailment", "not_entailment"),
+        "rte": ("entailment", "not_entailment"),
+        "wnli": ("not_entailment", "entailment"),
+    }
+
+
 def test_test_sets_have_no_labels(tmp_path: Path) -> None:
     path = written(tmp_path, "index\tsentence\n0\tA dog ran.\n")
     assert list(FORMATS["cola"].read(path)) == [Texts(("A dog ran.",), ())]
@@ -77,12 +93,22 @@ def test_test_sets_have_no_labels(tmp_path: Path) -> None:
         assert list(FORMATS[task].read(path)) == [Texts(texts, ())], "the test sets of the hub have -1"
     path = written(tmp_path, "index\tsentence1\tsentence2\n0\tA dog ran.\tA dog.\n")
     assert list(FORMATS["mnli"].read(path)) == [Texts(("A dog ran.", "A dog."), ())]
+    path = written(tmp_path, "sentence\tlabel\nA dog ran.\t-1\n")
+    assert list(FORMATS["cola"].read(path)) == [Texts(("A dog ran.",), ())], "as Hugging Face's data set has them"
+    path = written(tmp_path, json.dumps({"sentence": "A dog ran.", "label": -1}), "rows.jsonl")
+    assert list(FORMATS["cola"].read(path)) == [Texts(("A dog ran.",), ())]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_row_may_end_with_an_empty_column(end: str, tmp_path: Path) -> None:
     path = written(tmp_path, f"id\tquestion1\tquestion2{end}9\tA film?\tA book?{end}3\tA dog?\t{end}")
     assert list(FORMATS["qqp"].read(path)) == [Texts(("A film?", "A book?"), ()), Texts(("A dog?", ""), ())]
+
+
+def test_a_line_ends_with_a_line_feed_alone(tmp_path: Path) -> None:
+    path = written(tmp_path, "sentence\tlabel\n")
+    path.write_bytes(b"sentence\tlabel\nso\rgood\t1\n")
+    assert list(FORMATS["sst2"].read(path)) == [Texts(("so\rgood",), (1,))]
 
 
 @pytest.mark.parametrize(
@@ -117,6 +143,7 @@ def test_scores_are_kept_to_three_digits(score: str, tmp_path: Path) -> None:
     (found,) = FORMATS["stsb"].read(written(tmp_path, f"sentence1\tsentence2\tscore\na\tb\t{score}\n"))
     assert isinstance(found, Texts)
     assert found.numbers == (round(1000 * float(score)),)
+    assert FORMATS["stsb"].fields.scale == 1000 and FORMATS["sst2"].fields.scale == 1
 
 
 def test_an_example_that_annotators_did_not_agree_on_is_left_out(tmp_path: Path) -> None:
@@ -132,11 +159,14 @@ def test_reads_json_of_records(tmp_path: Path) -> None:
     for name, text in {
         "a.json": json.dumps({"0": record}),
         "b.json": json.dumps([record]),
+        "marked.json": "\ufeff" + json.dumps([record]),
         "c.jsonl": json.dumps(columns) + "\n",
     }.items():
         assert list(FORMATS["mnli"].read(written(tmp_path, text, name))) == expected, name
     broken = list(FORMATS["mnli"].read(written(tmp_path, json.dumps(columns) + "\n{oops\n[]\n", "d.jsonl")))
     assert [row.line for row in broken[1:]] == [2, 3]
+    _, other = FORMATS["mnli"].read(written(tmp_path, json.dumps([record, []]), "records.json"))
+    assert isinstance(other, Rejected) and other.line == 2, "the second record"
     (pair,) = FORMATS["mnli"].read(written(tmp_path, json.dumps(columns | {"idx": "\ud800"}), "pair.jsonl"))
     assert isinstance(pair, Rejected) and (pair.line, pair.reason) == (1, "half a surrogate pair")
     scored = json.dumps({"text_a": "a", "text_b": "b", "label": 10**400})
@@ -183,6 +213,7 @@ def test_a_document_is_an_example_and_its_last_sequence_the_label(words: Tokeniz
     file = TokenFile(tmp_path / "qqp")
     sidecar = read_sidecar(file)
     assert (made.examples, made.labels, made.rejected) == (2, {"not_duplicate": 1, "duplicate": 1}, 0)
+    assert made.longest == len(words.encode("A film?")) + len(words.encode("A book?"))
     assert file.num_documents == 2
     assert file.boundaries.tolist() == [0, 3, 6]
     assert file.document(0).tolist() == [*words.encode("A film?"), *words.encode("A book?"), 0]
@@ -193,10 +224,18 @@ def test_a_document_is_an_example_and_its_last_sequence_the_label(words: Tokeniz
     assert sidecar.tokenizer_sha256 == words.sha256
 
 
-def test_the_sidecar_counts_bytes_of_text(words: Tokenizer, tmp_path: Path) -> None:
-    make_examples(FORMATS["sst2"], [written(tmp_path, "sentence\tlabel\nschön\t1\n")], tmp_path / "sst", words)
+def test_the_sidecar_counts_bytes_of_text_and_names_all_files(words: Tokenizer, tmp_path: Path) -> None:
+    files = [written(tmp_path, f"sentence\tlabel\nschön\t{n}\n", f"{n}.tsv") for n in range(2)]
+    make_examples(FORMATS["sst2"], files, tmp_path / "sst", words)
     sidecar = read_sidecar(TokenFile(tmp_path / "sst"))
-    assert sidecar is not None and sidecar.text_bytes == 6
+    assert sidecar is not None and sidecar.text_bytes == 12 and sidecar.sources == tuple(map(str, files))
+
+
+def test_of_a_file_without_labels_none_are_counted(words: Tokenizer, tmp_path: Path) -> None:
+    made = make_examples(FORMATS["sst2"], [written(tmp_path, "sentence\nfine\n")], tmp_path / "sst", words)
+    assert "labels:" not in made.summary() and "1 example without a label" in made.summary()
+    made = make_examples(FORMATS["sst2"], [written(tmp_path, ROWS["sst2"][0])], tmp_path / "more", words)
+    assert "labels: negative 0, positive 1" in made.summary()
 
 
 def test_a_number_has_to_be_less_than_the_vocabulary_has_ids(words: Tokenizer, tmp_path: Path) -> None:
@@ -204,10 +243,10 @@ def test_a_number_has_to_be_less_than_the_vocabulary_has_ids(words: Tokenizer, t
     row = "sentence1\tsentence2\tscore\na\tb\t{}\n"
     made = make_examples(FORMATS["stsb"], [written(tmp_path, row.format(highest / SCORES))], tmp_path / "fits", words)
     assert made.examples == 1 and TokenFile(tmp_path / "fits").document(0)[-1] == highest
-    with pytest.raises(DataError, match=f"the number {highest + 1:,}, and a token file of {highest + 1:,} ids"):
-        make_examples(
-            FORMATS["stsb"], [written(tmp_path, row.format((highest + 1) / SCORES))], tmp_path / "other", words
-        )
+    two = f"{row.format(highest / SCORES)}a\tb\t{(highest + 1) / SCORES}\n"
+    said = f"example 2 has the number {highest + 1:,}, and a token file of {highest + 1:,} ids"
+    with pytest.raises(DataError, match=said):
+        make_examples(FORMATS["stsb"], [written(tmp_path, two)], tmp_path / "other", words)
 
 
 def test_left_out_rows_are_listed_and_a_file_of_none_is_refused(words: Tokenizer, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.errors import DataError
 from colonnade.examples.formats import FORMATS, format_of
 from colonnade.examples.make import make_examples
-from colonnade.examples.squad import may_have_none, questions_of, tokens_of
+from colonnade.examples.squad import Question, may_have_none, questions_of, tokens_of
 from tests.commands import here
 
 CONTEXT = "The dog ran over\u00a0the h\u00edll; the book was good."  # í is a letter with an accent, of one character
@@ -63,18 +63,34 @@ def test_answers_become_tokens_of_their_context(tmp_path: Path, words: Tokenizer
         asked("how was the book?", ("was good", 36)),
         asked("what?", ("o", 5)),  # a part of a token: the token
         asked("a film?", is_impossible=True, plausible_answers=[{"text": "book", "answer_start": 31}]),
+        asked("a hill?", ("book", 31), is_impossible=True),
         {"id": "q6", "question": "of a test set?"},
         {"id": "q7", "question": "of another?", "answers": []},
         {"id": "q8", "question": "of 2.0?", "answers": [], "is_impossible": False},
     )
     report = make_examples(FORMATS["squad"], [path], tmp_path / "out", words)
-    assert answered(tmp_path / "out", words) == ["dog", "the hill", "was good", "dog", "", None, None, ""]
-    assert (report.examples, report.unlabelled, report.rejected) == (8, 2, 0)
+    assert answered(tmp_path / "out", words) == ["dog", "the hill", "was good", "dog", "", "", None, None, ""]
+    assert (report.examples, report.unlabelled, report.rejected) == (9, 2, 0)
     question, context, _ = TokenFile(tmp_path / "out").sequences(0)
     assert question.tolist() == words.encode("what ran?") and context.tolist() == words.encode(CONTEXT)
     sidecar = read_sidecar(TokenFile(tmp_path / "out"))
     assert sidecar is not None and sidecar.examples == FORMATS["squad"].fields
     assert sidecar.examples.options == {"doc_stride": 128, "max_query_length": 64}
+    questions = [each for each in questions_of(path) if isinstance(each, Question)]
+    assert sidecar.text_bytes == sum(len(each.text.encode()) + len(CONTEXT.encode()) for each in questions)
+
+
+def test_an_id_may_be_a_number(tmp_path: Path) -> None:
+    (found,) = questions_of(squad_file(tmp_path, {**asked("what ran?", ("dog", 4)), "id": 7}))
+    assert isinstance(found, Question) and found.name == "7"
+
+
+def test_a_folder_stands_for_the_files_in_it(tmp_path: Path, words: Tokenizer) -> None:
+    """At any depth; what else has their ending is none."""
+    (tmp_path / "all" / "more.json").mkdir(parents=True)
+    for folder in (tmp_path / "all", tmp_path / "all" / "more.json"):
+        squad_file(folder, asked("what ran?", ("dog", 4)))
+    assert make_examples(FORMATS["squad"], [tmp_path / "all"], tmp_path / "out", words).examples == 2
 
 
 @pytest.mark.parametrize(
