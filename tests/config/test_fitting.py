@@ -54,7 +54,7 @@ def test_a_rank_holds_no_more_where_that_can_be_had() -> None:
 
 
 def test_a_rank_holds_what_its_copies_do_not() -> None:
-    """Of four: weights, gradients, two moments; from ZeRO 1, 2 and 3 on a half of each, and of all that tp leaves."""
+    """Of four: weights, gradients and two moments. ZeRO 1, 2 and 3 leave a half of each; tp and pp a share of all."""
     shares = [state_share(config(f"dp=2\nzero={zero}")) for zero in range(4)]
     assert shares == [1, Fraction(3, 4), Fraction(5, 8), Fraction(1, 2)]
     assert state_share(config("tp=2\npp=2\ndp=2\nzero=1")) == Fraction(3, 16)

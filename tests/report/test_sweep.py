@@ -112,14 +112,6 @@ def test_the_task_is_that_of_the_training_data_where_there_is_no_other(tmp_path:
     assert read_sweep_folder(folder).task == "qqp"
 
 
-def test_a_page_does_not_replace_the_table_of_its_sweep(sweep: Path) -> None:
-    """Which has the name of the page's own table where the page is summary.html."""
-    (sweep / "summary.csv").write_text("point\n")
-    with pytest.raises(ConfigError, match=r"summary\.csv is among what this command is given, and would be replaced"):
-        write_report([sweep], sweep / "summary.html")
-    assert (sweep / "summary.csv").read_text() == "point\n" and not (sweep / "summary.html").exists()
-
-
 def test_the_table(sweep: Path) -> None:
     rows = list(csv.DictReader(as_csv(read_sweep_folder(sweep)).splitlines()))
     assert rows[0]["optim.learning_rate"] == "2e-05" and rows[0]["runs"] == "3"
