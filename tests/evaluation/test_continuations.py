@@ -152,3 +152,5 @@ def stage(model: GPT, mesh: Mesh, units: list[str] | None) -> Any:
 def test_a_token_that_the_model_does_not_have() -> None:
     with pytest.raises(DataError, match="token id 21, but the model's vocabulary has 21 ids"):
         score(tiny_gpt(Axis("tp")), [Continuation([1], [21])], mesh=Mesh(), batch_size=1)
+    with pytest.raises(DataError, match="token id 30, but the model's vocabulary has 21 ids"):
+        score(tiny_gpt(Axis("tp")), [Continuation([30, 1], [2])], mesh=Mesh(), batch_size=1)

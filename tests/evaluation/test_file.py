@@ -14,8 +14,9 @@ from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError
-from colonnade.evaluation.file import perplexity_of_file
+from colonnade.evaluation.file import NO_BYTES, Tokenized, _notes, perplexity_of_file, perplexity_of_wikitext
 from colonnade.evaluation.perplexity import Perplexity
+from colonnade.evaluation.wikitext import WikiText
 from colonnade.mesh.mesh import Axis, Mesh
 from tests.generation.tiny import tiny_gpt
 
@@ -165,6 +166,15 @@ def test_sequences_of_a_document_are_scored_as_one_where_documents_are_apart(
     assert (cut.loss, cut.tokens) == (whole.loss, whole.tokens)
 
 
+@pytest.mark.parametrize("marked", [True, False])
+def test_where_answers_alone_count_it_is_told_that_none_are_marked(marked: bool, tokenizer: Tokenizer) -> None:
+    tokens = np.array(tokenizer.encode(DOCUMENTS[0]))
+    text = Tokenized(tokens, np.array([0]), None, answers=np.ones(len(tokens), dtype=bool) if marked else None)
+    assert list(_notes("chats", text, tokenizer, Cut())) == []
+    notes = list(_notes("chats", text, tokenizer, Cut(answers=True)))
+    assert [note.split(":")[0] for note in notes] == ([] if marked else ["no answers are marked in it"])
+
+
 def test_what_is_left_out_is_told(lines: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = tiny_gpt(Axis("tp"), vocab_size=300)
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "the": 1, "cat": 2}, unk_token="[UNK]"))
@@ -174,5 +184,12 @@ def test_what_is_left_out_is_told(lines: Path, tokenizer: Tokenizer, tmp_path: P
         "no bits per byte",
         "the tokenizer has no end-of-document token",
     ]
+    one = write_lines(tmp_path / "one.jsonl", [json.dumps({"text": DOCUMENTS[0]})])
+    alone = perplexity_of_file(model, str(one), tokenizer=Tokenizer(inner), mesh=Mesh())
+    assert [note.split(":")[0] for note in alone.notes] == ["no bits per byte"], "nothing follows it"
+    of_words = perplexity_of_wikitext(
+        model, WikiText(DOCUMENTS[0], 5), tokenizer=Tokenizer(inner), mesh=Mesh(), seq_length=4, stride=2
+    )
+    assert of_words.notes == (NO_BYTES,) and of_words.words == 5
     separate = perplexity_of_file(model, str(lines), tokenizer=tokenizer, mesh=Mesh(), cut=Cut(separate=True))
     assert separate.words is None and [note.split(":")[0] for note in separate.notes] == ["no perplexity a word"]

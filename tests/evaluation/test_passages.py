@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.errors import DataError
@@ -66,6 +67,8 @@ def test_a_file_of_json_and_one_of_lines(tmp_path: Path) -> None:
         Passage(3, "three\u2028four"),
     ]
     assert read_passages(written(tmp_path, json.dumps({"body": "a b"})), key="body") == [Passage(1, "a b")]
+    for ending in ("json", "ndjson"):
+        assert read_passages(written(tmp_path, "\n".join(lines), f"lambada.{ending}")) == wanted, ending
 
 
 @pytest.mark.parametrize(
@@ -94,6 +97,15 @@ def test_a_passage_that_is_longer_than_the_model_reads(tokenizer: Tokenizer) -> 
     assert examples(Path("l.jsonl"), passages, tokenizer, variant="whole-word", longest=read) == [example]
     with pytest.raises(DataError, match=rf"l\.jsonl, line 7: the passage has {read + 1} tokens, of which {read} are"):
         examples(Path("l.jsonl"), passages, tokenizer, variant="whole-word", longest=read - 1)
+
+
+@pytest.mark.parametrize(("text", "part"), [("\u4e16 look", "context"), ("look \u4e16", "last word")])
+def test_a_passage_of_which_the_tokenizer_makes_nothing_is_told(text: str, part: str) -> None:
+    """With the part that it knows no character of."""
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(dict(zip("look", (0, 1, 1, 2), strict=True)), []))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    with pytest.raises(DataError, match=f"l.jsonl, line 3: the checkpoint's tokenizer makes no token .* {part}. Rem"):
+        examples(Path("l.jsonl"), [Passage(3, text)], Tokenizer(inner), variant="whole-word", longest=None)
 
 
 @pytest.mark.slow

@@ -90,10 +90,18 @@ def test_words_that_are_none() -> None:
 
 
 def test_the_summary_names_its_numbers() -> None:
-    found = evaluate(tiny_gpt(Axis("tp")), batches([2]), dp=DP, byte_lengths=torch.ones(21), words=40)
+    found = evaluate(tiny_gpt(Axis("tp")), batches([2]), dp=DP, byte_lengths=torch.full((21,), 2), words=40)
+    told = (f"perplexity {found.perplexity:,.2f}", f"{found.word_perplexity:,.2f} a word", f"({found.bytes} bytes)")
+    assert found.bytes == 2 * found.tokens and all(number in found.summary() for number in told)
+    assert found.summary().endswith(f", {found.tokens} tokens")
     summary = found.summary()
     for number in (f"loss {found.loss:.4f}", f"{found.bits_per_byte:.4f} bits per byte", "(40 words)"):
         assert number in summary
+
+
+def test_of_tokens_that_stand_for_no_text_there_are_no_bits_per_byte() -> None:
+    found = evaluate(tiny_gpt(Axis("tp")), batches([2]), dp=DP, byte_lengths=torch.zeros(21))
+    assert (found.bytes, found.bits_per_byte) == (0, None) and "bits" not in found.summary()
 
 
 def test_ids_that_the_tokenizer_does_not_have_stand_for_no_text() -> None:

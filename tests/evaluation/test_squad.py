@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
 import pytest
 
+from colonnade.errors import DataError
 from colonnade.evaluation.answers import Answer, Answers
 from colonnade.evaluation.squad import Threshold, best_threshold, normalize, score_1, score_2, scores_1, scores_2
-from colonnade.evaluation.squad_files import scores_of_answers
+from colonnade.evaluation.squad_files import output_files, read_questions, scores_of_answers
 from colonnade.examples.squad import Given, Question
 
 
@@ -167,6 +169,55 @@ def test_the_nearest_of_several_right_answers_counts() -> None:
     found = Answers([Answer("the year 1990", 1.0, 0.0, 0.0)], None)
     scores = scores_of_answers([question], {"a": found}, 0.0, may_be_none=False)
     assert scores is not None and (scores.exact, scores.f1) == (100.0, 100.0)
+
+
+def asked_of(folder: Path, *lines: object, name: str = "asked.jsonl") -> Path:
+    (folder / name).write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return folder / name
+
+
+def test_questions_of_lines_are_known_by_their_id_or_their_line(tmp_path: Path) -> None:
+    who = {"question": "Who?", "context": "Ada."}
+    found = read_questions(asked_of(tmp_path, who, "", {**who, "id": "x"}, {**who, "id": 0}))
+    assert [(each.name, each.number, each.answers) for each in found] == [
+        ("1", 1, None),
+        ("x", 3, None),
+        ("0", 4, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"question": "Who?"}, r'has 1 entry without .*line 2: it has no texts in "question" and "context"'),
+        ({"question": "Who?", "context": ""}, "has 1 entry without a question"),
+        ({"question": "", "context": "Ada."}, "has 1 entry without a question"),
+        ({"question": "Who?", "context": 3}, "has 1 entry without a question"),
+        ("[", "has 1 entry without .*line 2: no JSON"),
+        ({"question": "When?", "context": "1815.", "id": 1}, 'has the id "1" twice'),
+    ],
+)
+def test_all_questions_of_a_file_are_read_or_none(wrong: object, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"asked.jsonl {said}"):
+        read_questions(asked_of(tmp_path, {"question": "Who?", "context": "Ada."}, wrong))
+
+
+def test_an_id_is_that_of_one_question_over_all_files(tmp_path: Path) -> None:
+    one, other = (asked_of(tmp_path, {"question": "Who?", "context": "Ada."}, name=f"{n}.jsonl") for n in range(2))
+    with pytest.raises(DataError, match=r'1.jsonl has the id "1" twice, or a file before it has it'):
+        read_questions(one, other)
+    (tmp_path / "none.jsonl").touch()
+    with pytest.raises(DataError, match=r"none.jsonl has no question"):
+        read_questions(one, tmp_path / "none.jsonl")
+
+
+def test_the_official_files_lie_beside_the_predictions() -> None:
+    found = {name: str(path) for name, path in output_files("out/dev.json").items()}
+    assert found == {
+        "predictions": "out/dev.json",
+        "nbest_predictions": "out/dev.nbest_predictions.json",
+        "null_odds": "out/dev.null_odds.json",
+    }
 
 
 def test_no_scores_are_told_where_one_question_does_not_say_what_is_right() -> None:

@@ -144,11 +144,16 @@ def test_draws_depend_on_seed_prompt_and_position() -> None:
         ({"top_p": math.nan}, "top_p = nan"),
         ({"seed": -1}, "seed = -1"),
         ({"seed": 2**64 + 1234}, "seed = 18446744073709552850 has more than 64 bits"),
+        ({"seed": 2**64}, "seed = 18446744073709551616 has more than 64 bits"),
     ],
 )
 def test_impossible_arguments(wrong: dict[str, float], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         Sampling(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_largest_seed_has_64_bits() -> None:
+    assert Sampling(seed=2**64 - 1, top_p=1.0, temperature=0.0).seed == 2**64 - 1
 
 
 def test_a_broken_model_is_told_from_a_choice() -> None:

@@ -1,6 +1,7 @@
 """A checkpoint of Megatron-LM becomes one of ours that computes the same, whatever layout and version wrote it."""
 
 import io
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 from colonnade.architecture import megatron
-from colonnade.architecture.huggingface.keys import Keys
+from colonnade.architecture.huggingface.keys import Keys, Refused
+from colonnade.architecture.huggingface.statement import Family
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert import BERT, BertInputs
 from colonnade.serving.trained import open_trained
@@ -94,6 +96,48 @@ def test_gelu_is_the_approximation_where_it_is_fused_and_it_is_fused_unless_it_i
 ) -> None:
     args = {key: value for key, value in GPT.items() if "gelu" not in key}
     assert megatron.GPT.read(Keys({**args, "padded_vocab_size": 64, **said}))["activation"] == activation
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({}, {"num_key_value_heads": None, "bias": True, "norm": "layernorm", "norm_epsilon": 1e-5}),
+        ({"norm_epsilon": 1e-6}, {"norm_epsilon": 1e-6}),  # as newer versions call it
+        ({"num_query_groups": 3}, {"num_key_value_heads": None}),  # it says so, unless the option is set
+        ({"num_query_groups": 3, "group_query_attention": True}, {"num_key_value_heads": 3}),
+        ({"add_qkv_bias": True}, {"bias": True, "query_key_value_bias": None}),
+        ({"add_qkv_bias": True, "add_bias_linear": False}, {"bias": False, "query_key_value_bias": True}),
+        ({"position_embedding_type": "rope"}, {"position": "rotary", "rotary": {"share": 1.0, "base": 10_000.0}}),
+        ({"use_rotary_position_embeddings": True}, {"position": "rotary", "rotary": {"share": 1.0, "base": 10_000.0}}),
+        (
+            {"position_embedding_type": "rope", "rotary_percent": 0.25, "rotary_base": 5000},
+            {"rotary": {"share": 0.25, "base": 5000.0}},
+        ),
+        (
+            {"position_embedding_type": "rope", "rotary_seq_len_interpolation_factor": 4},
+            {"rotary": {"share": 1.0, "base": 10_000.0, "scaling": "linear", "factor": 4.0}},
+        ),
+        (
+            {"position_embedding_type": "rope", "rotary_seq_len_interpolation_factor": 1},
+            {"rotary": {"share": 1.0, "base": 10_000.0}},
+        ),
+        ({"init_method_std": 0.0}, {"init_std": None}),
+    ],
+)
+def test_what_the_arguments_of_a_run_mean(said: dict[str, Any], found: dict[str, Any]) -> None:
+    keys = Keys({**GPT, "params_dtype": None, "padded_vocab_size": 64, **said})
+    model = megatron.GPT.read(keys)
+    keys.finish(unknown=False)
+    assert {key: model.get(key) for key in found} == found
+
+
+@pytest.mark.parametrize("kind", [megatron.GPT, megatron.BERT], ids=["GPT", "BERT"])
+def test_only_a_bert_has_to_tell_the_order_of_two_texts(kind: Family) -> None:
+    """GPT's files say of BERT's head whatever its default was."""
+    keys = Keys({**GPT, "padded_vocab_size": 64, "bert_binary_head": False})
+    assert kind.read(keys).get("token_types") == (2 if kind is megatron.BERT else None)
+    with pytest.raises(Refused, match="BERT tells the order") if kind is megatron.BERT else nullcontext():
+        keys.finish(unknown=False)
 
 
 def test_what_the_fused_approximation_moves_in_berts_head() -> None:

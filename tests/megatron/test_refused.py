@@ -13,7 +13,8 @@ import torch
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.pickled import extent_of
 from colonnade.megatron.rank_file import RankFile
-from colonnade.megatron.source import open_megatron
+from colonnade.megatron.ranks import find_ranks
+from colonnade.megatron.source import open_megatron, true_vocabulary
 from tests.commands import here
 from tests.convert.test_refused import refused
 from tests.megatron.written import ENUM_ARGS, GPT, VOCAB, weights, write
@@ -228,6 +229,55 @@ def shapes_of(file: Path) -> dict[str, tuple[int, ...]]:
     """Of our weights, as a checkpoint with this file would give them."""
     sources = open_megatron(file.parents[1], lambda _: VOCAB).sources
     return {name: source.weight.shape for name, source in sources.items()}
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "tokenizer", "found"),
+    [
+        ({"padded_vocab_size": 64, "vocab_size": 61}, None, None, 61),
+        ({"padded_vocab_size": 64, "vocab_size": 61}, None, 60, 60),  # the tokenizer that is there goes before
+        ({"padded_vocab_size": 64, "vocab_size": 61}, 50, 60, 50),
+        ({"padded_vocab_size": 64, "vocab_size": 64}, None, None, 64),
+        ({"padded_vocab_size": 64, "vocab_size": 50}, None, None, "50 tokens would be padded to 56"),
+        ({"padded_vocab_size": 64, "vocab_size": 50, "tensor_model_parallel_size": 2}, None, None, 50),
+        ({"padded_vocab_size": 64, "vocab_size": 50, "model_parallel_size": 2}, None, None, 50),
+        ({"padded_vocab_size": 256, "make_vocab_size_divisible_by": None}, None, 129, 129),  # 128, unless it is said
+        ({"padded_vocab_size": 192, "make_vocab_size_divisible_by": None}, None, 129, "would be padded to 256"),
+        ({"padded_vocab_size": 64}, None, None, "which are tokens is not in the checkpoint"),
+        ({"padded_vocab_size": 64}, 64, None, 64),
+        ({"padded_vocab_size": 64}, 65, None, "is said to have 65 tokens"),
+        ({"padded_vocab_size": 64}, 0, None, "is said to have 0 tokens"),
+    ],
+)
+def test_which_rows_of_a_padded_table_are_tokens(
+    said: dict[str, Any], given: int | None, tokenizer: int | None, found: int | str
+) -> None:
+    arguments = {"make_vocab_size_divisible_by": 8, **said}
+    if isinstance(found, int):
+        assert true_vocabulary(arguments, given=given, tokenizer=tokenizer) == found
+        return
+    with pytest.raises(CheckpointError, match=found):
+        true_vocabulary(arguments, given=given, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("name", ["model_optim_rng.pt", "model_rng.pt"])
+def test_ranks_are_found_by_their_folders(name: str, tmp_path: Path) -> None:
+    """Of as many ranks as there were, with the name that a run without an optimizer's state gives its files too."""
+    folder, tp = tmp_path / "iter_0005000", 101
+    for rank in range(tp):
+        for stage in range(2):
+            (folder / f"mp_rank_{rank:02d}_{stage:03d}").mkdir(parents=True)
+            (folder / f"mp_rank_{rank:02d}_{stage:03d}" / name).touch()
+    found = find_ranks(folder)
+    assert (found.tp, found.pp, found.iteration) == (tp, 2, 5000)
+    assert found.files[1][100] == folder / "mp_rank_100_001" / name
+
+
+def test_what_a_checkpoint_keeps_of_its_source(tmp_path: Path) -> None:
+    where = write(tmp_path / "theirs", GPT, weights(GPT), tp=2, version=2.0)
+    where.rename(tmp_path / "release")  # which says no iteration; the files do
+    facts = open_megatron(tmp_path / "release", lambda _: VOCAB).facts
+    assert facts == {"iteration": 5000, "checkpoint_version": 2.0, "layout": "tp=2,pp=1"}
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What is wrong with the options of `generate` and `evaluate` is told at once, before torch is imported."""
 
 import codecs
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,8 +11,8 @@ from typing import NoReturn
 import pytest
 
 from colonnade.config.model import ModelConfig
-from colonnade.errors import ConfigError
-from colonnade.generation.prompts import read_prompts
+from colonnade.errors import ConfigError, DataError
+from colonnade.generation.prompts import read_conversations, read_prompts
 from colonnade.mesh.layout import Layout
 from colonnade.model.precision import DTYPES
 from colonnade.serving import trained
@@ -84,6 +85,26 @@ def test_prompts_of_a_file_are_its_lines(tmp_path: Path) -> None:
     for name in ("a.txt", "a.jsonl"):
         (tmp_path / f"marked {name}").write_bytes(codecs.BOM_UTF8 + (tmp_path / name).read_bytes())
         assert read_prompts(tmp_path / f"marked {name}") == read_prompts(tmp_path / name), "no mark of byte order"
+
+
+def test_conversations_of_a_file_end_before_an_answer(tmp_path: Path) -> None:
+    asked, answered = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ada."}
+    lines = [[asked], [asked, answered, asked], [{"role": "system", "content": "Be short."}, asked]]
+    file = tmp_path / "asked.jsonl"
+    file.write_text("\n\n".join(json.dumps({"messages": each}) for each in lines))
+    assert read_conversations(file) == lines
+    for wrong, said in (
+        ([asked, answered], "its last message is the assistant's: there is nothing to answer"),
+        ([], "no list of messages"),
+        (None, "no list of messages"),
+        ([{"role": "user"}], "message 1 .user. has no text in content"),
+    ):
+        file.write_text(json.dumps({"messages": [asked]}) + "\n" + json.dumps({"messages": wrong}) + "\n")
+        with pytest.raises(DataError, match=rf"asked\.jsonl, line 2: {said}"):
+            read_conversations(file)
+    file.write_text("[]\n")
+    with pytest.raises(DataError, match=r"line 1: no list of messages"):
+        read_conversations(file)
 
 
 def test_evaluate_tells_all_wrong_options_at_once(tmp_path: Path) -> None:
