@@ -19,7 +19,8 @@ from colonnade.config.load import load, loads
 from colonnade.config.parts import LoraConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
 from colonnade.convert.adapted import _weights_at
-from colonnade.convert.merge import _files
+from colonnade.convert.merge import _files, _metadata
+from colonnade.convert.to_peft import _config as _peft_config
 from colonnade.convert.to_peft import _targets
 from colonnade.data.loader import Batch
 from colonnade.data.writer import TokenFileWriter
@@ -248,6 +249,45 @@ def test_what_a_merged_checkpoint_has_beside_its_weights(tmp_path: Path, head: s
     assert files["tokenizer_config.json"] == b"tokenizer_config.json"
     plain = loads(files["config.toml"].decode(), source="config.toml")
     assert plain.lora == LoraConfig() and plain.train.init_from is None
+
+
+def test_a_merged_checkpoint_says_what_it_was_merged_from() -> None:
+    """And what its weights were trained with: the tokenizer, and the names of labels."""
+    metadata = SimpleNamespace(
+        step=7,
+        model=SimpleNamespace(vocab_size=VOCAB),
+        tokenizer_sha256="0" * 64,
+        labels=("no", "yes"),
+        published=None,
+        base=SimpleNamespace(path="/models/base"),
+    )
+    adapters = SimpleNamespace(rank=4, scale=0.5)
+    it: Any = SimpleNamespace(config=configured(Case(parts="lora"), SERIAL), metadata=metadata, adapters=adapters)
+    found = _metadata(it)
+    assert found["merged_from"] == {"step": 7, "rank": 4, "scale": 0.5, "base": "/models/base"}
+    assert (found["step"], found["samples"], found["labels"]) == (0, 0, ["no", "yes"])
+    assert found["tokenizer_sha256"] == "0" * 64 and found["published"] is None
+    metadata.base = None
+    assert _metadata(it)["merged_from"]["base"] is None
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_an_export_says_how_its_adapters_were_trained(is_causal: bool) -> None:
+    """peft goes on from there: alpha is the scale times the rank."""
+    it: Any = SimpleNamespace(
+        config=SimpleNamespace(model=SimpleNamespace(is_causal=is_causal)),
+        metadata=SimpleNamespace(base=SimpleNamespace(path="/models/base")),
+        adapters=SimpleNamespace(rank=4, scale=0.5, dropout=0.25),
+    )
+    every: Any = {
+        name: SimpleNamespace(theirs=(f"{name}.weight",), transposed=name == "c_fc") for name in ("a", "c_fc")
+    }
+    found = {name: _peft_config(it, {name: every[name]}, every) for name in every}
+    told = found["a"]
+    assert (told["r"], told["lora_alpha"], told["lora_dropout"]) == (4, 2.0, 0.25)
+    assert told["base_model_name_or_path"] == "/models/base" and told["target_modules"] == ["a"]
+    assert told["task_type"] == ("CAUSAL_LM" if is_causal else None)
+    assert [each["fan_in_fan_out"] for each in found.values()] == [False, True]
 
 
 @pytest.mark.one_in(2)

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tokenizers
@@ -12,6 +12,7 @@ import torch
 from colonnade.checkpoint.manifest import read_manifest, verify
 from colonnade.config.load import load
 from colonnade.convert.card import _history
+from colonnade.convert.convert import _size
 from colonnade.convert.to_huggingface import _ids, _with_template
 from tests.commands import here
 from tests.convert.published import MODELS, classes, heard, saved, state_of, transformers
@@ -219,6 +220,33 @@ def test_a_card_counts_the_tokens_of_all_samples() -> None:
     metadata: Any = SimpleNamespace(step=3, samples=12)
     tokens = 12 * config.model.seq_length
     assert f"step 3 of {config.train.steps}: 12 samples, up to {tokens} tokens." in _history(config, metadata, "run")[0]
+
+
+def test_a_card_names_all_token_files_and_no_credentials() -> None:
+    config, metadata = configured(Case(), SERIAL), SimpleNamespace(step=3, samples=12)
+    blend = ["https://you:secret@host/corpus/news?token=abc", "/disk/of/mine/books"]
+    config = config.model_copy(update={"data": config.data.model_copy(update={"train": None, "blend": blend})})
+    (line,) = (line for line in _history(config, cast(Any, metadata), "run") if line.startswith("- token files: "))
+    assert "`news" in line and line.endswith(", `books`"), "names alone, of each"
+    assert not any(part in line for part in ("secret", "abc", "/disk", "host")), line
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1KB", 10**3),
+        ("500MB", 5 * 10**8),
+        ("5GB", 5 * 10**9),
+        ("1TB", 10**12),
+        ("2KiB", 2**11),
+        ("2MiB", 2**21),
+        ("2GiB", 2**31),
+        (" 1.5 gb ", 15 * 10**8),
+        ("1000B", 10**3),
+    ],
+)
+def test_sizes_of_files_are_in_the_units_that_they_name(text: str, size: int) -> None:
+    assert _size(text) == size
 
 
 def test_several_tokens_may_end_a_text() -> None:

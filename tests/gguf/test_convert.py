@@ -13,7 +13,7 @@ import torch
 
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.gguf import source
-from colonnade.gguf.header import FORMATS, Header, read_header
+from colonnade.gguf.header import FORMATS, Header, Laid, read_header
 from colonnade.gguf.source import Packed
 from colonnade.gguf.tokenizer import tokenizer_in
 from colonnade.mesh.mesh import Mesh
@@ -93,6 +93,46 @@ def test_a_factor_of_positions_without_a_rule_is_that_of_linear_scaling(
     assert (found.rotary.scaling, found.rotary.factor) == ("linear", 4.0)
     ours = inverse_wavelengths(found.rotary, found.rotary_width)
     torch.testing.assert_close(ours.float(), twin.model.rotary_emb.inv_freq)
+
+
+LLAMA_SAYS = {"block_count": 2, "embedding_length": 32, "feed_forward_length": 48, "context_length": 64}
+
+
+@pytest.mark.parametrize(
+    ("arch", "said", "found"),
+    [
+        ("llama", {}, {"model_type": "llama", "rms_norm_eps": 1e-5, "num_key_value_heads": 4, "head_dim": 8}),
+        ("llama", {"attention.sliding_window": 7}, {"model_type": "mistral", "sliding_window": 7}),
+        (
+            "qwen2",
+            {"attention.sliding_window": 7},
+            {"model_type": "qwen2", "sliding_window": 7, "use_sliding_window": True, "max_window_layers": 0},
+        ),
+        ("llama", {"rope.freq_base": 5e5}, {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}),
+        (
+            "llama",
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16},
+            {
+                "rope_parameters": {
+                    "rope_theta": 1e4,
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                }
+            },
+        ),
+        ("llama", {"rope.scaling.type": "none"}, {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}),
+    ],
+)
+def test_what_metadata_mean(arch: str, said: dict[str, Any], found: dict[str, Any]) -> None:
+    keys = {f"{arch}.{key}": value for key, value in {**LLAMA_SAYS, "attention.head_count": 4, **said}.items()}
+    tensors = {"token_embd.weight": Laid("token_embd.weight", (61, 32), 0, 0)}
+    ids = {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.unk_token_id": 0}
+    header = Header(Path(), {"general.architecture": arch, **ids, **keys}, tensors)
+    content = source.config_of(header)
+    assert {key: content.get(key) for key in found} == found
+    assert content["vocab_size"] == 61 and content["tie_word_embeddings"] is True
+    assert source._facts(header) == {"bos_token_id": 1, "eos_token_id": 2}
 
 
 @pytest.mark.usefixtures("shapes")

@@ -1,12 +1,13 @@
 """Which file each tensor is written into, and numbers for which its type has no room."""
 
+import json
 import math
 
 import pytest
 import torch
 
 from colonnade.errors import CheckpointError
-from colonnade.huggingface.write import Planned, index_of, narrowed, plan_files
+from colonnade.huggingface.write import Planned, PlannedFile, header_of, index_of, narrowed, plan_files
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,14 @@ def test_a_tensor_larger_than_a_file_may_be_has_one_of_its_own(sizes: list[int],
     assert [each for file in found for each in file.tensors] == tensors
     index = index_of(found)
     assert index is None if len(files) == 1 else all(file.name in str(index) for file in found)
+    assert index is None or json.loads(index)["metadata"] == {"total_size": sum(sizes)}
+
+
+@pytest.mark.parametrize("letters", range(8))
+def test_numbers_begin_at_a_multiple_of_eight_bytes(letters: int) -> None:
+    """As the library that reads them has it, whatever the names before them take."""
+    header = header_of(PlannedFile("model.safetensors", (Planned("x" * (1 + letters), (3,), torch.float32),)))
+    assert len(header) % 8 == 0 and int.from_bytes(header[:8], "little") == len(header) - 8
 
 
 @pytest.mark.parametrize("value", [1e5, -1e5])
