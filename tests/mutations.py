@@ -3086,8 +3086,8 @@ MUTATIONS = [
     Mutation(
         "a tokenizer puts its own frame around every text",
         "data/tokenizer.py",
-        "for text in texts], add_special_tokens=False)\n        return [encoding.ids",
-        "for text in texts], add_special_tokens=True)\n        return [encoding.ids",
+        "encode(whole, add_special_tokens=False)",
+        "encode(whole)",
         ("tests/data/test_tokenizer.py",),
     ),
     Mutation(

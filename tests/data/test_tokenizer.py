@@ -157,6 +157,16 @@ def test_tokenizers_that_are_not_byte_level_stream_too(stories: list[str]) -> No
         words.byte_lengths()
 
 
+def test_words_that_a_tokenizer_has_no_token_for_are_told() -> None:
+    inner = tokenizers.Tokenizer(models.WordLevel({"the": 0, "dog": 1}, unk_token="?"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    words = Tokenizer(inner)
+    assert words.encode("the dog") == [0, 1]
+    for encode in (words.encode, lambda text: words.encode_batch([text]), lambda text: words.encode_places([text])):
+        with pytest.raises(DataError, match=r"cannot read a text: .* Name a tokenizer that has a token for unknown"):
+            encode("the cat")
+
+
 @pytest.fixture(scope="module")
 def byte_fallback() -> Tokenizer:
     """As Llama's: what has no token of its own is written in tokens of single bytes."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -92,12 +92,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
-        return self._inner.encode_batch_fast([_whole(text)], add_special_tokens=False)[0].ids
+        return _encodings(self._inner.encode_batch_fast, [text])[0].ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of several texts, on all cores."""
-        encodings = self._inner.encode_batch_fast([_whole(text) for text in texts], add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        return [encoding.ids for encoding in _encodings(self._inner.encode_batch_fast, texts)]
 
     def encode_marked(
         self, texts: Sequence[tuple[str, Sequence[tuple[int, int]]]]
@@ -105,7 +104,7 @@ class Tokenizer:
         """Token ids of texts that a program has put together, in which names of control tokens are these; and which
         tokens lie, wholly or in part, in spans of characters.
         """
-        encodings = self._with_control.encode_batch([_whole(text) for text, _ in texts], add_special_tokens=False)
+        encodings = _encodings(self._with_control.encode_batch, [text for text, _ in texts])
         found = []
         for encoding, (_, spans) in zip(encodings, texts, strict=True):
             places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
@@ -117,7 +116,7 @@ class Tokenizer:
 
     def encode_places(self, texts: Sequence[str]) -> list[tuple[list[int], NDArray[np.int64]]]:
         """Token ids of several texts, and the characters [n, 2] that each token stands for: from, to before."""
-        encodings = self._inner.encode_batch([_whole(text) for text in texts], add_special_tokens=False)
+        encodings = _encodings(self._inner.encode_batch, texts)
         return [(each.ids, np.array(each.offsets, dtype=np.int64).reshape(-1, 2)) for each in encodings]
 
     @cached_property
@@ -339,6 +338,19 @@ def _whole(text: str) -> str:
             f"the text holds half of a surrogate pair at character {error.start:,}, which no UTF-8 can say. Remove it."
         ) from None
     return text
+
+
+def _encodings(encode: Callable[..., list[tokenizers.Encoding]], texts: Sequence[str]) -> list[tokenizers.Encoding]:
+    """Of several texts, without what a model reads around them. DataError for what the tokenizer has no token for."""
+    whole = [_whole(text) for text in texts]
+    try:
+        return encode(whole, add_special_tokens=False)
+    except Exception as error:
+        if type(error) is not Exception:  # the library's errors have no kind of their own
+            raise
+        raise DataError(
+            f"the tokenizer cannot read a text: {error}. Name a tokenizer that has a token for unknown words."
+        ) from None
 
 
 def _byte_alphabet() -> dict[str, int]:
