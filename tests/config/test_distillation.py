@@ -51,8 +51,8 @@ STATES = ("distillation.student_layers=[0, 1]", "distillation.teacher_layers=[1,
             "distillation.student_layers = [1, 1] names a layer twice",
         ),
         (
-            (TEACHER, *LABELS, *STATES, "distillation.student_layers=[0, 9]"),
-            "distillation.student_layers = [0, 9], and the student's layers are 0 … ",
+            (TEACHER, *LABELS, *STATES, "distillation.student_layers=[0, 9]", "model.num_layers=9"),
+            "distillation.student_layers = [0, 9], and the student's layers are 0 … 8 ",
         ),
         (
             (TEACHER, "model.kind=bert", *STATES, "distillation.top_k=3"),

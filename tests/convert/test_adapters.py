@@ -300,9 +300,10 @@ def test_damaged_adapters_are_not_given_on(run: tuple[Path, Path, Any], tmp_path
     number = read_whole(newest, manifest, name).flatten()[0].numpy().tobytes()
     file = next(file for file in sorted(damaged.glob("*.distcp")) if number in file.read_bytes())
     file.write_bytes(file.read_bytes().replace(number, bytes([*number[:-1], number[-1] ^ 0x40])))
-    answer = here("convert", damaged, tmp_path / "peft")
-    assert answer.status == 2 and f"{file} is damaged: its bytes are not those" in answer.err, answer
-    assert not (tmp_path / "peft").exists()
+    for command in ("convert", "merge"):
+        answer = here(command, damaged, tmp_path / "made")
+        assert answer.status == 2 and f"{file} is damaged: its bytes are not those" in answer.err, answer
+        assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.one_in(2)

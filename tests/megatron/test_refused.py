@@ -12,7 +12,7 @@ import torch
 
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.pickled import extent_of
-from colonnade.megatron.rank_file import RankFile
+from colonnade.megatron.rank_file import RankFile, _check_file
 from colonnade.megatron.ranks import find_ranks
 from colonnade.megatron.source import open_megatron, true_vocabulary
 from tests.commands import here
@@ -200,6 +200,17 @@ def test_folders_of_two_checkpoints(copied: Callable[[str], Path], tmp_path: Pat
     for rank in ("mp_rank_00", "mp_rank_01"):
         shutil.copytree(where / f"{rank}_000", where / rank)
     assert f"{where} has mp_rank_XX and mp_rank_XX_YYY: those of two checkpoints" in said(tmp_path, where)
+
+
+def test_a_file_may_lie_behind_a_link(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    file = copied("one") / "mp_rank_00" / FILE
+    file.rename(tmp_path / "elsewhere.pt")
+    file.symlink_to(tmp_path / "elsewhere.pt")
+    _check_file(file)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(CheckpointError, match="is no plain file"):
+        _check_file(file)
 
 
 @pytest.mark.parametrize("kept", [0, 100, 5000, -30])

@@ -98,6 +98,7 @@ def test_the_svg_names_colours_and_places_every_action() -> None:
     picture = ElementTree.fromstring(draw.svg(simulated("interleaved", 2, 2, 2), title="a < b & c"))
     boxes = picture.findall(f"{SVG}g")
     assert boxes[0].findtext(f"{SVG}title") == "forward of micro-batch 0, chunk 0, stage 0: 0 to 0.5"
+    assert boxes[1].findtext(f"{SVG}title") == "forward of micro-batch 1, chunk 0, stage 0: 0.5 to 1"
     width = float(picture.attrib["width"])
     rectangles = [box.find(f"{SVG}rect") for box in boxes]
     assert all(float(r.attrib["x"]) + float(r.attrib["width"]) <= width for r in rectangles if r is not None)

@@ -104,6 +104,8 @@ def test_reading_is_timed_by_the_tokens_of_a_batch(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(measure_hardware, "fastest", three_seconds)
     assert measure_hardware._reading() == 3.0 / batches[0].tokens.numel()
+    monkeypatch.setattr(measure_hardware, "LONG", 1000)
+    assert measure_hardware._bandwidth() == 3 * 4000 / 3.0, "two vectors are read, and one is written"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not let a process choose its cores")

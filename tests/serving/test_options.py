@@ -32,6 +32,11 @@ def test_generate_tells_all_wrong_options_at_once(finished: Finished) -> None:
         assert said in answer.err, said
 
 
+def test_a_model_is_not_cut_into_more_stages_than_it_has_units(finished: Finished) -> None:
+    answer = here("generate", finished.folder, "--prompt", "a", "--pp", 9, "--tp", 1)
+    assert answer.status == 2 and "--pp 9 stages" in answer.err and "Use at most 4." in answer.err, answer
+
+
 def test_prompts_that_are_none_are_told_with_the_rest(finished: Finished, tmp_path: Path) -> None:
     for name, content, said in (
         ("nowhere.txt", None, "nowhere.txt cannot be read: No such file or directory"),

@@ -1,6 +1,7 @@
 """Span corruption: what counts, what an evaluation finds; and whole runs of a T5, that write in the end."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,7 @@ def test_a_batch_says_what_is_padding() -> None:
 
 
 def test_what_an_evaluation_tells() -> None:
+    assert Written(mean_loss=710.0, accuracy=0.25, tokens=1_000).perplexity == math.inf
     found = Written(mean_loss=0.5, accuracy=0.25, tokens=1_000)
     assert found.numbers() == {"loss": 0.5, "perplexity": pytest.approx(1.6487, rel=1e-4), "accuracy": 0.25}
     assert found.summary() == "loss 0.5000, perplexity 1.65: 25.00% of 1,000 tokens to be written are right"

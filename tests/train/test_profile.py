@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ import torch
 from colonnade.errors import ConfigError
 from colonnade.mesh.clock import Clock, Span, own_seconds
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import paper_mesh
+from colonnade.mesh.mesh import Mesh, paper_mesh
 from colonnade.train.profile import Profile, memory_in_use
 from colonnade.train.profile_report import merged, table
 from colonnade.train.profiled_steps import steps_of
@@ -221,6 +221,23 @@ def test_steps_behind_the_end_are_refused_and_those_before_the_beginning_are_lef
     answer = forked("train", config, "train.steps=4", "--profile", "1:3")
     assert answer.status == 0 and "--profile 1:3: the run is at step 2; what is before is not profiled." in answer.out
     assert json.loads((tmp_path / "run/profile.json").read_text())["steps"] == [3, 3]
+
+
+@pytest.mark.parametrize(("behind", "ends", "writes"), [(3, False, False), (3, True, True), (4, False, True)])
+def test_a_profile_is_written_behind_its_last_step_or_where_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: int, ends: bool, writes: bool
+) -> None:
+    merged: list[Path] = []
+    monkeypatch.setattr(Profile, "_merge", lambda self, folder: merged.append(folder))
+    run: Any = SimpleNamespace(run=SimpleNamespace(folder=str(tmp_path)))
+    profile = Profile(range(3, 5), 2, run, Mesh(), torch.device("cpu"), cast(Any, None))
+    profile.finish(behind, ends=ends)
+    assert merged == [], "no step has been timed"
+    profile._done.append(3)
+    monkeypatch.setattr(Profile, "_told", lambda self: {"steps": self._done})
+    profile.finish(behind, ends=ends)
+    profile.finish(behind, ends=ends)
+    assert len(merged) == writes == len(list(tmp_path.rglob("rank_00000.json"))), "once"
 
 
 def test_wrong_steps_are_told_without_torch(tmp_path: Path) -> None:

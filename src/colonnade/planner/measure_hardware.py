@@ -95,7 +95,7 @@ def measured_file() -> str:
         "torch": torch.__version__,
         "cores": cores,
         "memory": memory / cores,
-        "bandwidth": 12 * LONG / fastest(_adding(LONG)),
+        "bandwidth": _bandwidth(),
         "kernel": fastest(lambda: torch.add(torch.ones(4), 1.0), repeat=2000),
         "together": min(1.0, max(0.05, 1 / beside_others)),
         "crowded": min(1.0, max(0.05, 2 / crowded)),
@@ -145,6 +145,11 @@ def _reading() -> float:
         text.order = EpochOrder(len(text), 1)
         task, positions = TASKS[_small().model.kind_and_head], range(SAMPLES)
         return fastest(lambda: task.batch(text.rows(positions), positions)) / (SAMPLES * LENGTH)
+
+
+def _bandwidth() -> float:
+    """[bytes/s] Where one vector of fp32 is added to another: two are read and one is written."""
+    return 3 * 4 * LONG / fastest(_adding(LONG))
 
 
 def _adding(length: int) -> Callable[[], object]:
