@@ -7046,6 +7046,62 @@ MUTATIONS = [
         "self.longest = max(self.longest, sum(map(len, document.sequences)))",
         ("tests/examples/test_squad.py",),
     ),
+    Mutation(
+        "a rank's file behind a link is refused",
+        "megatron/rank_file.py",
+        "path.stat().st_mode",
+        "path.lstat().st_mode",
+        ("tests/megatron/test_refused.py",),
+    ),
+    Mutation(
+        "a drawn action tells its length as its end",
+        "pipeline/draw.py",
+        "{event.start:g} to {event.end:g}</title>",
+        "{event.start:g} to {event.end - event.start:g}</title>",
+        ("tests/pipeline/test_draw.py",),
+    ),
+    Mutation(
+        "the vector that is written is no part of the bandwidth",
+        "planner/measure_hardware.py",
+        "3 * 4 * LONG / fastest",
+        "2 * 4 * LONG / fastest",
+        ("tests/planner/test_hardware.py",),
+    ),
+    Mutation(
+        "a loss without end has no perplexity",
+        "tasks/t5.py",
+        "if self.loss < 700.0 else math.inf",
+        "if self.loss < 7000.0 else math.inf",
+        ("tests/tasks/test_t5.py",),
+    ),
+    Mutation(
+        "a run that ends early has no profile",
+        "train/profile.py",
+        "(step < self._steps[-1] and not ends)",
+        "step < self._steps[-1]",
+        ("tests/train/test_profile.py",),
+    ),
+    Mutation(
+        "a student has a layer more than it has",
+        "config/check_distillation.py",
+        "layer >= model.num_layers for layer in mine",
+        "layer > model.num_layers for layer in mine",
+        ("tests/config/test_distillation.py",),
+    ),
+    Mutation(
+        "damaged adapters are merged",
+        "convert/merge.py",
+        "    verify(it.path, lambda name: None)\n",
+        "",
+        ("tests/convert/test_adapters.py",),
+    ),
+    Mutation(
+        "the recall in a manifest is that of other bands",
+        "corpus/manifest.py",
+        "recall(similarity / 20, how.bands, how.rows)",
+        "recall(similarity / 20, how.rows, how.bands)",
+        ("tests/corpus/test_minhash.py",),
+    ),
 ]
 
 

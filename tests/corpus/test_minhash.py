@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colonnade.corpus.manifest import duplicates
 from colonnade.corpus.minhash import Bands, jaccard, recall
+from colonnade.corpus.recipe import DeduplicateStep
 from colonnade.corpus.words import Hashes
 
 
@@ -54,3 +58,14 @@ def test_long_sets_are_taken_in_pieces() -> None:
     values = np.sort(draw.integers(0, 2**64, 5000, np.uint64))
     parts = [bands.signature(values[start : start + 700]) for start in range(0, 5000, 700)]
     assert (bands.signature(values) == np.min(parts, axis=0)).all()
+
+
+def test_a_manifest_tells_which_share_of_duplicates_its_bands_find(tmp_path: Path) -> None:
+    (tmp_path / "state" / "pairs").mkdir(parents=True)
+    (tmp_path / "state" / "groups.json").write_text('{"groups": 3}')
+    for number, compared in enumerate((5, 7)):
+        (tmp_path / "state" / "pairs" / f"{number}.json").write_text(f'{{"compared": {compared}}}')
+    told = duplicates(DeduplicateStep(bands=8, rows=2), tmp_path)
+    assert (told["groups"], told["compared"]) == (3, 12)
+    assert told["recall"]["0.50"] == pytest.approx(1 - (1 - 0.5**2) ** 8, abs=1e-6) and told["recall"]["1.00"] == 1.0
+    assert len(told["recall"]) == 20
