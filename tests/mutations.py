@@ -7102,6 +7102,27 @@ MUTATIONS = [
         "recall(similarity / 20, how.rows, how.bands)",
         ("tests/corpus/test_minhash.py",),
     ),
+    Mutation(
+        "the head of a decoder multiplies for the encoder's tokens",
+        "architecture/t5.py",
+        "head = vocab_size * h * t // s",
+        "head = vocab_size * h",
+        ("tests/model/test_flops.py",),
+    ),
+    Mutation(
+        "amounts in euros keep the space of WikiText",
+        "evaluation/detokenize.py",
+        '(r"(?<=[$£€¥₱#])"',
+        '(r"(?<=[$£¥₱#])"',
+        ("tests/evaluation/test_detokenize.py",),
+    ),
+    Mutation(
+        "files of another format lie in the model's",
+        "huggingface/files.py",
+        'sorted(folder.glob("model-*.safetensors")) or sorted(folder.glob("*.safetensors"))',
+        'sorted(folder.glob("*.safetensors"))',
+        ("tests/convert/test_refused.py",),
+    ),
 ]
 
 

@@ -337,7 +337,8 @@ def test_files_that_are_missing_or_of_two_models(copied: Callable[[str], Path], 
     shutil.copy(first, folder / "model-copy.safetensors")
     (folder / INDEX).unlink()
     assert "both have a tensor" in refused(tmp_path, folder, tmp_path / "ours")
-    (folder / "model-copy.safetensors").unlink()
+    (folder / "model-copy.safetensors").rename(folder / "consolidated.safetensors")
+    assert here("convert", folder, tmp_path / "made").status == 0, "beside model-…, as Mistral's folders have it"
     second.unlink()
     assert "are missing" in refused(tmp_path, folder, tmp_path / "ours")
     for path in folder.glob("*.safetensors"):

@@ -27,6 +27,10 @@ PIECES = st.lists(
 def test_words_become_natural_text_and_return() -> None:
     assert detokenize(WRITTEN) == NATURAL
     assert retokenize(NATURAL) == WRITTEN
+    for sign in "$£€¥₱#":
+        assert (detokenize(f"at {sign} 5 ,"), retokenize(f"at {sign}5,")) == (f"at {sign}5,", f"at {sign} 5 ,")
+    for sign in "%°′″":
+        assert (detokenize(f"at 5 {sign} ,"), retokenize(f"at 5{sign},")) == (f"at 5{sign},", f"at 5 {sign} ,")
 
 
 def test_behind_a_quotation_mark_that_is_not_closed_the_line_ends_as_any_other() -> None:

@@ -108,9 +108,11 @@ def test_what_a_block_of_two_stacks_multiplies_for_a_token_that_the_encoder_read
     """A decoder attends to half of its own square and to all of the memory, with a token for every four."""
     config = ModelConfig(kind="t5", num_layers=1, hidden_size=16, num_heads=2, seq_length=64, decoder_seq_length=16)
     matrices, mlp, of_memory = 4 * 16 * 16, 2 * 16 * 64, 2 * 16 * 16
-    encoder, decoder = (unit for unit in architecture_of(config, 128).units if unit.layer is not None)
+    *_, head = units = architecture_of(config, 128).units
+    encoder, decoder = (unit for unit in units if unit.layer is not None)
     assert encoder.multiply_adds == matrices + mlp + 2 * 16 * 64
     assert decoder.multiply_adds == (matrices + of_memory + mlp + 16 * 16 + 2 * 16 * 64) // 4 + of_memory
+    assert head.multiply_adds == 128 * 16 // 4
 
 
 def test_the_papers_model_needs_six_times_its_parameters_and_a_little() -> None:
