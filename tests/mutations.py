@@ -7123,6 +7123,34 @@ MUTATIONS = [
         'sorted(folder.glob("*.safetensors"))',
         ("tests/convert/test_refused.py",),
     ),
+    Mutation(
+        "MLflow gets microseconds for milliseconds",
+        "train/trackers.py",
+        "time.time_ns() // 1_000_000",
+        "time.time_ns() // 1_000",
+        ("tests/train/test_tracking.py",),
+    ),
+    Mutation(
+        "predictions may take the place of what says what examples are",
+        "cli_predict.py",
+        "inputs=[file for path in inputs for file in (path, *files_of(path))],",
+        "inputs=inputs,",
+        ("tests/serving/test_predict.py",),
+    ),
+    Mutation(
+        "the demonstration compares with stories that were trained on",
+        "demo.py",
+        "stories[-2:]",
+        "stories[:2]",
+        ("tests/test_demo.py",),
+    ),
+    Mutation(
+        "traffic is told by how often it is sent",
+        "planner/ranks.py",
+        "if sent[1] >= SMALL)",
+        "if sent[0] >= SMALL)",
+        ("tests/planner/test_ranks.py",),
+    ),
 ]
 
 

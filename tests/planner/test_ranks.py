@@ -1,6 +1,7 @@
 """What `plan` says of each kind of rank: the sums of the planner's parts, and the paper's numbers where it has some."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +10,7 @@ from colonnade.config.numbers import amount
 from colonnade.config.schema import Config
 from colonnade.mesh.layout import Layout
 from colonnade.planner.memory import Memory, rank_memory
-from colonnade.planner.ranks import RankKind, RankPlan, as_json, as_text, largest, plan_ranks, plan_run
+from colonnade.planner.ranks import RankKind, RankPlan, _traffic, as_json, as_text, largest, plan_ranks, plan_run
 from colonnade.planner.step import Step
 from colonnade.planner.traffic import totals, traffic
 
@@ -128,3 +129,9 @@ def test_one_rank_sends_nothing() -> None:
 )
 def test_amounts(size: int, text: str) -> None:
     assert amount(size) == text
+
+
+def test_traffic_is_told_by_its_bytes_however_often_it_is_sent() -> None:
+    traffic = {("all_reduce", "tp"): (2, 5_000_000), ("all_gather", "dp"): (100_000, 8)}
+    lines = _traffic(SimpleNamespace(kinds=[SimpleNamespace(traffic=traffic, stages=[0])]))  # type: ignore[arg-type]
+    assert "all_reduce" in lines[-1] and "5.00 MB" in lines[-1] and not any("all_gather" in line for line in lines)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from colonnade.cli_predict import _unwritable
 from colonnade.data.sidecar import ExampleFields
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError
@@ -240,3 +241,14 @@ def test_a_choice_between_two_texts_is_scored_by_accuracy_alone() -> None:
     assert found.names == ("A", "B") and found.scores() == {"accuracy": pytest.approx(2 / 3)}
     yes_or_no = ExampleFields("sst2", "classification", ("text",), ("negative", "positive"))
     assert Predictions(yes_or_no, logits, targets).scores().keys() == {"accuracy", "f1", "matthews"}
+
+
+@pytest.mark.parametrize("read", ["examples.json", "examples.bin", "text.json"])
+def test_no_file_that_is_read_is_written_over(read: str, tmp_path: Path) -> None:
+    """Nor the one beside a token file that says what its examples are."""
+    for name in ("examples.bin", "examples.idx", "examples.json", "text.json"):
+        (tmp_path / name).touch()
+    inputs = [tmp_path / "examples", tmp_path / "text.json"]
+    (problem,) = _unwritable((tmp_path / read).with_suffix(".json"), inputs)
+    assert "is among what this command is given" in problem
+    assert list(_unwritable(tmp_path / "new.json", inputs)) == []

@@ -5,7 +5,7 @@ import threading
 import time
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
 
@@ -334,6 +334,19 @@ def test_the_real_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     history = client.get_metric_history(run.info.run_id, "loss")
     assert sorted((each.step, each.value) for each in history) == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
     assert run.info.status == "FINISHED" and run.data.tags["event.1.saved"] == "x"
+
+
+def test_mlflow_is_told_the_time_in_milliseconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entities = ModuleType("mlflow.entities")
+    entities.Metric = lambda *what: what  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    tracker, sent = Mlflow(tmp_path, "uri", "experiment", "run"), list[Any]()
+    tracker._client = SimpleNamespace(log_batch=lambda run, metrics: sent.extend(metrics))
+    before = time.time()
+    tracker.numbers(3, {"loss": 1.5})
+    ((name, value, milliseconds, step),) = sent
+    assert (name, value, step) == ("loss", 1.5, 3) and before - 1 <= milliseconds / 1000 <= time.time()
 
 
 @pytest.mark.slow
