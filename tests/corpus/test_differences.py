@@ -55,5 +55,19 @@ def test_files_of_one_name_are_told_from_each_other() -> None:
     ]
 
 
+def test_sections_and_keys_that_came_or_went_are_told() -> None:
+    old, new = facts(key="text", paths="a"), facts(paths="a")
+    assert differences(old, new) == ["read.key was 'text' and is None"]
+    new["recipe"]["filter"] = {"min_tokens": 3}
+    assert differences(new, facts(paths="a")) == ["filter.min_tokens was 3 and is None"]
+    assert differences(facts(paths="a"), new) == ["filter.min_tokens was None and is 3"]
+
+
+def test_another_tokenizer_is_told() -> None:
+    assert differences({**facts(), "tokenizers": ["a"]}, {**facts(), "tokenizers": ["b"]}) == [
+        "tokenizers have changed"
+    ]
+
+
 def test_nothing_that_differs_is_another_version() -> None:
     assert differences(facts(), facts()) == ["it was made by another version"]

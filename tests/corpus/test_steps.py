@@ -136,6 +136,10 @@ def test_short_and_long_documents(tmp_path: Path, run: Run, write_lines: Any, to
     assert [row["tokens"] for row in result.rows()] == counts[1:3]
     assert result.reasons("filter") == {"too long": 1, "too short": 1}
     assert result.manifest["parts"]["train"]["tokens"] == sum(counts[1:3])
+    lengths = result.manifest["steps"]["filter"]["histograms"]["tokens"]
+    for size, documents in lengths.items():
+        assert documents == sum(int(size) <= count < 2 * int(size) for count in counts), "dropped ones too"
+    assert sum(lengths.values()) == len(texts)
 
 
 def test_tokens_that_come_in_go_out_or_are_dropped(

@@ -1,5 +1,7 @@
 """Counts of tasks, put together."""
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,39 @@ def test_each_reason_has_samples_of_its_own(tmp_path: Path) -> None:
     ((task, found),) = read_tallies(tmp_path, "filter")
     listed = {reason: [each["id"] for each in samples] for reason, samples in found.samples.items()}
     assert task == 3 and listed == {"short": ["d0", "d1"], "long": ["d3"]}
+
+
+def test_documents_whose_tokens_nobody_has_counted_add_up() -> None:
+    one, other = Tally(), Tally()
+    one.drop("short", 10)
+    one.drop("short", 10, 3)
+    other.drop("short", 10)
+    total = merged([one, other, Tally()], samples=0)
+    assert total.as_json()["dropped"] == {"short": {"documents": 3, "bytes": 30, "tokens": 3, "uncounted": 2}}
+
+
+def test_counts_are_written_in_one_order_whatever_came_first() -> None:
+    one, other = Tally(), Tally()
+    for tally, order in ((one, ("cut", "mended")), (other, ("mended", "cut"))):
+        tally.changed.update(dict.fromkeys(order, 1))
+        for name in order:
+            tally.drop(name, 1, 1)
+            tally.count("languages", name)
+    assert json.dumps(one.as_json()) == json.dumps(other.as_json())
+
+
+def test_of_a_dropped_document_the_beginning_is_shown_and_a_detail_where_there_is_one(tmp_path: Path) -> None:
+    account = Account(tmp_path, "filter", 0, samples=2)
+    account.drop("short", place={"id": "d0"}, text="begins" + "x" * 1_000 + "\ud800")
+    account.drop("short", place={"id": "d1"}, text="\ud800", detail="3 tokens")
+    account.close()
+    (path,) = tmp_path.rglob("*.jsonl.gz")
+    assert [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()] == [
+        {"id": "d0", "reason": "short"},
+        {"id": "d1", "reason": "short", "detail": "3 tokens"},
+    ]
+    ((_, found),) = read_tallies(tmp_path, "filter")
+    assert [each["text"][:7] for each in found.samples["short"]] == ["beginsx", "?"]
 
 
 def test_a_list_of_what_was_dropped_is_the_same_bytes_at_any_time(

@@ -193,6 +193,59 @@ def test_the_page_tells_what_the_manifest_says(run: Run, write_lines: Any) -> No
     assert f'<td class="n">{part["size"]}</td><td>{part["sha256"]}</td>' in text
 
 
+def of_a_step(documents: int, **more: Any) -> dict[str, Any]:
+    counts = {"in": {"documents": 99}, "out": {"documents": documents}}
+    return {**counts, "dropped": {}, "changed": {}, "histograms": {}, "samples": {}, **more}
+
+
+def test_each_number_of_the_page_stands_in_its_own_column() -> None:
+    sample = {"file": "in.jsonl", "line": 1234, "detail": "3 tokens", "text": "so short"}
+    dropped = {"short": {"documents": 5, "bytes": 51}, "long": {"documents": 7, "bytes": 72}}
+    content: dict[str, Any] = {
+        "steps": {
+            "read": of_a_step(20, dropped={"no text": {"documents": 3, "bytes": 0}}),
+            "filter": of_a_step(
+                8,
+                dropped=dropped,
+                histograms={"tokens": {"16": 2, "4": 6}},
+                samples={"short": [sample, {"file": "in.zip", "line": 0, "text": ""}]},
+            ),
+        },
+        "parts": {},
+        "left_aside": {".pdf": 17},
+        "recipe": {},
+        "inputs": [{"path": "a", "documents": 31, "rejected": 32, "bytes": 33, "sha256": "34"}],
+        "outputs": [{"path": "b", "documents": 41, "tokens": 42, "size": 43, "sha256": "44"}],
+        "versions": {},
+    }
+    text = report(content, title="")
+
+    def rows(*cells: object) -> str:
+        return "".join(f'<td class="n">{cell}</td>' if isinstance(cell, int) else f"<td>{cell}</td>" for cell in cells)
+
+    for row in (
+        rows("filter", "long", 7, 72),
+        rows("filter", "short", 5, 51),
+        rows(".pdf", 17),
+        rows("a", 31, 32, 33, "34"),
+        rows("b", 41, 42, 43, "44"),
+    ):
+        assert row in text, row
+    assert text.index("<td>long</td>") < text.index("<td>short</td>"), "the most frequent first"
+    assert re.findall(r">([^<]*)</text><rect [^>]*>(?:<rect [^>]*>)?<text [^>]*>(\d+)", text) == [
+        ("lines and files", "23"), ("read", "20"), ("filter", "8"), ("4 – 7", "6"), ("16 – 31", "2"),
+    ]  # fmt: skip
+    assert "<code>in.jsonl, line 1,234 · 3 tokens</code></p><blockquote>so short</blockquote>" in text
+    assert "<code>in.zip</code></p></details>" in text, "a file has no line, and nothing of it is shown"
+
+
+def test_the_most_frequent_languages_come_first(run: Run, write_lines: Any) -> None:
+    content = run(write_lines("in.jsonl", ["a b"])).manifest
+    content["steps"]["language"] = {**content["steps"]["read"], "histograms": {"language": {"de": 2, "en": 9, "cs": 2}}}
+    found = re.findall(r">(de|en|cs)</text><rect", report(content, title=""))
+    assert found == ["en", "cs", "de"]
+
+
 def test_languages_behind_the_twenty_most_frequent_are_one_bar(run: Run, write_lines: Any) -> None:
     content = run(write_lines("in.jsonl", ["a b"])).manifest
     for number, others in ((20, ""), (21, "80"), (22, "159")):

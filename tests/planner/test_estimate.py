@@ -13,7 +13,7 @@ from colonnade.config.schema import Config
 from colonnade.mesh.ledger import Entry
 from colonnade.pipeline.schedule import Action
 from colonnade.planner.cost import Cost
-from colonnade.planner.estimate import Estimate, checkpoint_stall, estimate, failures, stage_kinds
+from colonnade.planner.estimate import Estimate, Failures, checkpoint_stall, estimate, failures, stage_kinds
 from colonnade.planner.estimate_report import as_json, as_text, duration
 from colonnade.planner.hardware import FIGURES, Hardware, hardware
 from colonnade.planner.operators import Event, Operator, Section, Sent, Waited
@@ -256,6 +256,35 @@ def test_it_is_told_in_words_and_in_json() -> None:
     assert told["fits"] and told["memory_bytes"] + told["room_bytes"] == 80e9
     short = replace(each, hardware=each.hardware.having(device__memory=1e8), walks={})
     assert "fits" in as_text(short)
+
+
+def test_each_number_of_an_estimate_is_told_by_its_name() -> None:
+    each = found(Way(pp=2, micro_batch_size=2))
+    each = replace(
+        each,
+        spent={"data": 0.1, "products": 0.6, "tp": 0.0, "pipeline": 0.3},
+        failures=Failures(between=7200.0, interval=600.0, lost=0.25),
+        tokens=400 * each.tokens_per_step,
+        seconds_per_step=864.0,
+        walks={1: replace(each.walks[1], rank=2)},
+    )
+    text, told = as_text(each), as_json(each)
+    shares = [line.split(maxsplit=1) for line in text.splitlines()[text.splitlines().index("") + 1 :] if "    " in line]
+    assert [line for line in shares if line[0].endswith("%")] == [
+        ["60.0%", "matrix products"], ["30.0%", "waiting for other stages"], ["10.0%", "reading data"],
+    ]  # fmt: skip
+    assert "of 312 TFLOP/s" in text and f"{each.tokens:,} tokens: 4.0 days" in text
+    assert "failures one every 2.0 hours; a checkpoint every 10.0 minutes is best, 25.0% of the time is lost" in text
+    assert told["days"] == pytest.approx(4.0) and told["bound_by"] == "products"
+    assert told["failures"] == {"seconds_between": 7200.0, "checkpoint_interval": 600.0, "lost": 0.25}
+    assert [(walk["stage"], walk["rank"]) for walk in told["walks"]] == [(1, 2)]
+
+
+def test_a_device_that_is_too_small_is_told_with_what_it_lacks() -> None:
+    each = found()
+    short = replace(each, hardware=each.hardware.having(device__memory=each.memory - 1_000))
+    assert "does not fit:" in as_text(short) and " 1.00 kB more than the " in as_text(short)
+    assert not as_json(short)["fits"] and as_json(short)["room_bytes"] == -1_000
 
 
 def test_every_chunk_takes_the_time_of_its_own_units() -> None:

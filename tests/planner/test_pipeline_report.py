@@ -90,6 +90,8 @@ def test_json_has_the_same_numbers() -> None:
     assert found["bubble"] == plan.bubble and found["bubble_of_equal_stages"] == plan.theory
     assert [stage["peak_activations"] for stage in found["stages"]] == [4, 4, 4, 4]
     assert sum(stage["parameters_of_mean"] for stage in found["stages"]) == pytest.approx(4)
+    assert (found["virtual_stages"], found["bubble_by_work"]) == (1, plan.bubble_by_work)
+    assert [stage["busy"] for stage in found["stages"]] == [stage.busy for stage in plan.stages]
     assert found["stages"][0]["chunks"] == [["embedding", "blocks.0"]]
     for name, key in (("parameters", "parameters_of_mean"), ("work", "work_of_mean")):
         values = [getattr(stage, name) for stage in plan.stages]

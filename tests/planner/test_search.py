@@ -1,5 +1,6 @@
 """The search: what it tries, what it keeps, and what it says where nothing is left."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -237,21 +238,115 @@ def test_the_real_program_confirms_the_best(tmp_path: Path) -> None:
     assert load(tmp_path / "best.toml").parallel == best.candidate.config.parallel
 
 
+def numbered(seconds: float, memory: int) -> Candidate:
+    return Candidate(config(), seconds, memory, {"products": seconds})
+
+
+def test_the_front_is_the_fastest_and_each_slower_one_with_less_memory_than_all_before() -> None:
+    some = Search(100.0, [numbered(*each) for each in ((1.0, 30), (2.0, 30), (3.0, 20), (4.0, 25), (5.0, 10))])
+    assert [(each.seconds, each.memory) for each in some.front] == [(1.0, 30), (3.0, 20), (5.0, 10)]
+
+
+@pytest.mark.parametrize(
+    ("planned", "best", "looked_at"),
+    [
+        ([(3.0, 10), (1.0, 99), (2.0, 10), (0.5, 10)], 2, 3),
+        ([(1.0, 10), (2.0, 10), (3.0, 10)], 0, 3),
+        ([(3.0, 99), (2.0, 99), (1.0, 99), (4.0, 10), (0.5, 10)], 3, 4),
+        ([(2.0, 10), (3.0, 10)], 0, 2),
+    ],
+    ids=["the fastest that fits", "the first", "none of the finalists fits", "few"],
+)
+def test_of_three_that_are_planned_the_fastest_that_fits_is_the_best(
+    monkeypatch: pytest.MonkeyPatch, planned: list[tuple[float, int]], best: int, looked_at: int
+) -> None:
+    each_one: list[Any] = [SimpleNamespace(config=number) for number in range(len(planned))]
+
+    def plan(number: int, *_: object) -> object:
+        return SimpleNamespace(seconds_per_step=planned[number][0], memory=planned[number][1])
+
+    monkeypatch.setattr("colonnade.planner.search.estimate", plan)
+    found = confirmed(Search(50.0, each_one), 64, A100)
+    assert (found.candidate, found.looked_at) == (each_one[best], looked_at)
+
+
+def test_what_a_search_keeps_fits_and_comes_fastest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [(3.0, 100, {}), (1.0, 101, {}), (2.0, 60, {}), (2.0, 50, {})]
+    costs = iter(made)
+    monkeypatch.setattr("colonnade.planner.search.Composer", lambda *_: SimpleNamespace(compose=lambda _: next(costs)))
+    monkeypatch.setattr("colonnade.planner.search.candidates", lambda *_: iter([config()] * len(made)))
+    monkeypatch.setattr("colonnade.planner.search.refusal", lambda *_: None)
+    found = search(config(), 64, A100, 2, limit=100.0)
+    assert [(each.seconds, each.memory) for each in found.fitting] == [(2.0, 50), (2.0, 60), (3.0, 100)]
+    assert found.least is not None and found.least.memory == 50 and found.num_too_large == 1
+
+
+def tried(num_ranks: int = 8, *, units: int = 4, **train: Any) -> list[Config]:
+    """The layouts that are looked at, on nodes of two devices, each pipeline cut in one way."""
+    composer: Any = SimpleNamespace(
+        architecture=SimpleNamespace(units=[None] * units),
+        cost=SimpleNamespace(hardware={"node.size": 2}),
+        ways_to_cut=lambda _: [{}],
+        live=lambda *_: 1,
+    )
+    base = config().model_copy(update={"train": config().train.model_copy(update={"global_batch_size": 32, **train})})
+    return list(candidates(base, composer, num_ranks))
+
+
+def test_all_sizes_of_every_axis_are_looked_at_up_to_their_limits() -> None:
+    layouts = [each.parallel for each in tried()]
+    assert {each.tp for each in layouts} == {1, 2}, "a node has two devices"
+    assert {each.pp for each in layouts} == {1, 2, 4}, "as many stages as units"
+    assert {each.train.micro_batch_size for each in tried() if each.parallel.dp == 1} == {1, 2, 4, 8, 16}
+    assert {each.zero for each in layouts if each.dp > 1} == {0, 1, 2, 3}
+    assert {each.zero for each in layouts if each.dp == 1} == {0}
+    assert {each.sequence_parallel for each in layouts if each.tp == 2} == {True, False}
+    assert {(each.schedule, each.virtual_stages) for each in layouts if each.pp == 2} == {
+        ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2),
+    }  # fmt: skip
+    assert all(each.train.global_batch_size % each.parallel.dp == 0 for each in tried(8, global_batch_size=4))
+
+
+@pytest.mark.parametrize(("precision", "offload"), [("bf16", True), ("fp16", True), ("fp32", False)])
+def test_offload_is_looked_at_where_there_are_master_weights(precision: str, offload: bool) -> None:
+    assert any(each.parallel.offload for each in tried(1, precision=precision)) == offload
+
+
 def test_every_layout_that_was_tried_fits_or_cannot_be_or_takes_more() -> None:
     one = Candidate(config(), 1.0, 1_000, {"products": 1.0})
     some = Search(2_000.0, [one], one, tried=20, refused={"too long": 3, "too wide": 5})
-    text = as_text(some, Confirmed(one, estimate(config(), 64, A100, every_rank=False), 1), A100, None)
+    some_estimate = estimate(config(), 64, A100, every_rank=False)
+    text = as_text(some, Confirmed(one, some_estimate, 1), A100, None)
     first, *reasons = text.splitlines()[:3]
+    told = json.loads(as_json(some, Confirmed(one, some_estimate, 1)))
+    assert (told["tried"], told["fitting"], told["refused"]) == (20, 1, {"too long": 3, "too wide": 5})
+    assert (told["limit_bytes"], [each["memory_bytes"] for each in told["front"]]) == (2_000.0, [1_000])
     assert first.endswith(": 1 fit into 2.00 kB, 8 cannot be, 11 take more.")
     assert reasons == ["  5: too wide", "  3: too long"]
+    for count, more in ((12, False), (14, True)):
+        many = Search(2_000.0, [numbered(1.0 + number, 1_000 - number) for number in range(count)])
+        text = as_text(many, Confirmed(one, some_estimate, 1), A100, None)
+        assert ("… and 2 more, slower with less memory" in text) == more == ("… and" in text)
     drawn = str(page_search.drawn(some, one))
     assert "20 layouts were put together: 1 fit into" in drawn and " 8 cannot be, 11 take more memory." in drawn
 
 
 @pytest.mark.parametrize(
-    ("keys", "words"), [({}, "one rank"), ({"tp": 2}, "tp 2"), ({"pp": 2, "dp": 4}, "pp 2, dp 4")], ids=str
+    ("keys", "words"),
+    [
+        ({}, "one rank"),
+        ({"tp": 2}, "tp 2"),
+        ({"pp": 2, "dp": 4}, "pp 2, dp 4"),
+        ({"pp": 2, "schedule": "interleaved", "virtual_stages": 2}, "pp 2, 2 virtual stages"),
+        ({"pp": 2, "schedule": "zero_bubble"}, "pp 2, zero bubble"),
+        ({"pp": 2, "partition": "flops"}, "pp 2, cut by flops"),
+        ({"pp": 2, "cuts": (1, 3)}, "pp 2, cut by time"),
+        ({"dp": 2, "zero": 1, "offload": True}, "dp 2, ZeRO 1, offload"),
+        ({"tp": 2, "sequence_parallel": True, "recompute": "full"}, "tp 2, recompute full, sequence parallelism"),
+    ],
+    ids=str,
 )
-def test_a_layout_in_words_has_each_axis_of_more_than_one_rank(keys: dict[str, int], words: str) -> None:
+def test_a_layout_in_words_has_what_is_not_as_usual(keys: dict[str, Any], words: str) -> None:
     parallel = config().parallel.model_copy(update=keys)
     one = Candidate(config().model_copy(update={"parallel": parallel}), 1.0, 1_000, {"products": 1.0})
     assert layout_in_words(one) == f"{words}, micro-batch 1"
@@ -267,5 +362,7 @@ def test_the_real_program_has_to_fit_what_was_asked_for() -> None:
 def test_an_empty_search_says_what_emptied_it_and_by_how_much() -> None:
     with pytest.raises(LayoutError, match=r"none fits into 1.00 kB: memory is what none has. The least, .* more, with"):
         refuse_empty(replace(found(), limit=1000.0, fitting=[]), 2)
+    with pytest.raises(LayoutError, match=r"The least, 3\.00 kB, is 2\.00 kB more, with one rank"):
+        refuse_empty(Search(1000.0, least=numbered(1.0, 3_000), tried=1), 1)
     with pytest.raises(LayoutError, match="of 7 ranks none can be"):
         refuse_empty(search(config(), 64, A100, 7), 7)

@@ -164,6 +164,48 @@ def test_a_step_takes_as_long_as_on_the_slowest_rank() -> None:
     assert [each["seconds"] for each in profile["ranks"]] == [8.0, 10.0] and profile["seconds_per_step"] == 10.0
 
 
+def test_the_table_has_a_rank_beside_the_least_and_the_most_of_all_the_rest_last() -> None:
+    profile, _ = merged([rank(0, step_with(0.0, 2.0, 6.0)), rank(1, step_with(0.0, 5.0, 6.0))])
+    assert [line.split() for line in table(profile).splitlines()[1:]] == [
+        ["forward", "4.0000", "s", "40.0%", "4.0000", "s", "7.0000", "s"],
+        ["optimizer", "0.5000", "s", "5.0%", "0.5000", "s", "0.5000", "s"],
+        ["tp", "moves", "1.0000", "s", "10.0%", "1.0000", "s", "1.0000", "s"],
+        ["wait", "for", "tp", "3.0000", "s", "30.0%", "0.0000", "s", "3.0000", "s"],
+        ["rest", "1.5000", "s", "15.0%", "1.5000", "s", "1.5000", "s"],
+        ["together", "10.0000", "s", "100.0%", "10.0000", "s", "10.0000", "s"],
+    ]
+
+
+def test_the_picture_has_a_row_for_each_stage_and_the_last_step() -> None:
+    """Of a chunk that is not the first too; whoever is no first rank of a stage is left out."""
+    late = step_with(1.0, 2.0, 6.0)
+    late[1].name = "B3.1"
+    places = {0: {"pp": 1, "dp": 0, "tp": 0}, 1: {"pp": 0, "dp": 0, "tp": 0}, 2: {"pp": 0, "dp": 1, "tp": 0}}
+    profile, _ = merged(
+        [
+            rank(number, late if number == 0 else step_with(0.0, 5.0, 6.0), coordinates=place, steps=[7, 8])
+            for number, place in places.items()
+        ]
+    )
+    assert profile["steps"] == [7, 8]
+    gantt = profile["gantt"]
+    assert (gantt["step"], gantt["seconds"]) == (8, 10.0)
+    assert [row["name"] for row in gantt["rows"]] == ["stage 0", "stage 1"]
+    action = gantt["rows"][1]["actions"][0]
+    assert action == {"kind": "B", "microbatch": 3, "chunk": 1, "start": 1.0, "end": 8.0}
+
+
+def test_memory_is_told_with_its_peak_and_at_its_time_in_the_trace() -> None:
+    memory = [(101.0, 5_000), (102.0, 9_000), (103.0, 2_000)]
+    profile, trace = merged([rank(3, step_with(100.0, 101.0, 102.0), memory=memory, groups={})])
+    (told,) = profile["ranks"]
+    assert (told["name"], told["peak_memory_bytes"]) == ("rank 3 [pp0 dp0 tp3]", 9_000)
+    counters = [(event["ts"], event["args"], event["pid"]) for event in trace["traceEvents"] if event["ph"] == "C"]
+    assert counters == [(1e6, {"bytes": 5_000}, 3), (2e6, {"bytes": 9_000}, 3), (3e6, {"bytes": 2_000}, 3)]
+    (name,) = (event for event in trace["traceEvents"] if event["name"] == "process_name")
+    assert (name["pid"], name["args"]) == (3, {"name": "rank 3 [pp0 dp0 tp3]"})
+
+
 @pytest.mark.slow
 def test_two_stages_of_two_ranks(tmp_path: Path) -> None:
     """Parts add up to what the metrics say of the step; the numbers of the run are the same to the bit."""
