@@ -271,26 +271,29 @@ def test_of_three_that_are_planned_the_fastest_that_fits_is_the_best(
 
 
 def test_what_a_search_keeps_fits_and_comes_fastest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [(3.0, 100, {}), (1.0, 101, {}), (2.0, 60, {}), (2.0, 50, {})]
+    made = [(3.0, 100, {}), (1.0, 101, {}), (2.0, 60, {}), (2.0, 50, {}), (2.5, 40, {})]
     costs = iter(made)
     monkeypatch.setattr("colonnade.planner.search.Composer", lambda *_: SimpleNamespace(compose=lambda _: next(costs)))
     monkeypatch.setattr("colonnade.planner.search.candidates", lambda *_: iter([config()] * len(made)))
     monkeypatch.setattr("colonnade.planner.search.refusal", lambda *_: None)
     found = search(config(), 64, A100, 2, limit=100.0)
-    assert [(each.seconds, each.memory) for each in found.fitting] == [(2.0, 50), (2.0, 60), (3.0, 100)]
-    assert found.least is not None and found.least.memory == 50 and found.num_too_large == 1
+    assert [(each.seconds, each.memory) for each in found.fitting] == [(2.0, 50), (2.0, 60), (2.5, 40), (3.0, 100)]
+    assert found.least is not None and found.least.memory == 40 and found.num_too_large == 1
 
 
-def tried(num_ranks: int = 8, *, units: int = 4, **train: Any) -> list[Config]:
-    """The layouts that are looked at, on nodes of two devices, each pipeline cut in one way."""
+def tried(num_ranks: int = 8, *, attention_dropout: float = 0.0, **train: Any) -> list[Config]:
+    """The layouts that are looked at, of four units on nodes of two devices, each pipeline cut in one way."""
     composer: Any = SimpleNamespace(
-        architecture=SimpleNamespace(units=[None] * units),
+        architecture=SimpleNamespace(units=[None] * 4),
         cost=SimpleNamespace(hardware={"node.size": 2}),
         ways_to_cut=lambda _: [{}],
         live=lambda *_: 1,
     )
-    base = config().model_copy(update={"train": config().train.model_copy(update={"global_batch_size": 32, **train})})
-    return list(candidates(base, composer, num_ranks))
+    changed = {
+        "train": config().train.model_copy(update={"global_batch_size": 32, **train}),
+        "model": config().model.model_copy(update={"attention_dropout": attention_dropout}),
+    }
+    return list(candidates(config().model_copy(update=changed), composer, num_ranks))
 
 
 def test_all_sizes_of_every_axis_are_looked_at_up_to_their_limits() -> None:
@@ -305,6 +308,13 @@ def test_all_sizes_of_every_axis_are_looked_at_up_to_their_limits() -> None:
         ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2),
     }  # fmt: skip
     assert all(each.train.global_batch_size % each.parallel.dp == 0 for each in tried(8, global_batch_size=4))
+
+
+@pytest.mark.parametrize(
+    ("attention_dropout", "ways"), [(0.0, {"none", "full"}), (0.1, {"none", "selective", "full"})], ids=str
+)
+def test_attention_is_computed_again_alone_where_its_dropout_is_kept(attention_dropout: float, ways: set[str]) -> None:
+    assert {each.parallel.recompute for each in tried(1, attention_dropout=attention_dropout)} == ways
 
 
 @pytest.mark.parametrize(("precision", "offload"), [("bf16", True), ("fp16", True), ("fp32", False)])
