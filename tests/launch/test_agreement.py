@@ -17,7 +17,7 @@ from colonnade.config.load import load
 from colonnade.data.tokenizer import train_bpe
 from colonnade.errors import ConfigError, DataError
 from colonnade.launch import agreement, launch
-from colonnade.mesh.agreement import Properties, disagreements, gather_texts, said_by_first
+from colonnade.mesh.agreement import Properties, disagreements, gather_texts
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh
 from colonnade.train import loop
@@ -177,15 +177,6 @@ def test_texts_of_any_length_arrive_whole() -> None:
     expected = ["\0", "é\0", "éé\0"]
     assert run_on_ranks(_texts, 3) == [expected] * 3
     assert gather_texts("alone", Axis("world")) == ["alone"]
-
-
-def _said(rank: int, num_ranks: int) -> tuple[bool, bool]:
-    mesh = _mesh(rank, num_ranks)
-    return said_by_first(rank == 0, mesh), said_by_first(rank != 0, mesh)
-
-
-def test_all_go_by_what_the_first_rank_finds() -> None:
-    assert run_on_ranks(_said, 2) == [(True, False)] * 2
 
 
 def _compared(rank: int, num_ranks: int) -> tuple[dict[str, dict[str, list[int]]], int]:

@@ -264,9 +264,8 @@ def test_an_answer_leaves_its_prompt_a_token(ours: ColonnadeLM) -> None:
 
 
 def test_requests_that_cannot_be_answered(ours: ColonnadeLM) -> None:
-    for tokens in (32, 40):
-        with pytest.raises(ConfigError, match=f"{tokens} new tokens, and the model reads 32"):
-            ours.generate_until(requests("generate_until", [("a", {"max_gen_toks": tokens})]))
+    with pytest.raises(ConfigError, match="40 new tokens, and the model reads 32"):
+        ours.generate_until(requests("generate_until", [("a", {"max_gen_toks": 40})]))
     with pytest.raises(DataError, match=r"a continuation of \d+ tokens cannot be scored"):
         ours.loglikelihood(requests("loglikelihood", [("a", "word " * 60)]), disable_tqdm=True)
     with pytest.raises(ConfigError, match="would be read as text"):

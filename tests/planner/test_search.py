@@ -311,7 +311,9 @@ def test_all_sizes_of_every_axis_are_looked_at_up_to_their_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attention_dropout", "ways"), [(0.0, {"none", "full"}), (0.1, {"none", "selective", "full"})], ids=str
+    ("attention_dropout", "ways"),
+    [(0.0, {"none", "full"}), (0.1, {"none", "selective", "full"})],
+    ids=["without", "with"],
 )
 def test_attention_is_computed_again_alone_where_its_dropout_is_kept(attention_dropout: float, ways: set[str]) -> None:
     assert {each.parallel.recompute for each in tried(1, attention_dropout=attention_dropout)} == ways

@@ -17,6 +17,7 @@ from colonnade.errors import DataError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.serving.trained import open_trained
+from colonnade.train import taught as train_taught
 from colonnade.train import teacher as train_teacher
 from colonnade.train.corpus import open_corpus
 from colonnade.train.taught import Block, Stored, _missing
@@ -198,11 +199,17 @@ def test_a_dry_run_refuses_a_teacher_as_the_run_would(corpus: TinyCorpus, finish
 def test_a_dry_run_holds_a_teacher_against_what_is_stored(
     corpus: TinyCorpus, finished: Finished, tmp_path: Path, layout: str, num_ranks: int
 ) -> None:
+    """As the first rank finds it: another may not see it yet."""
+
+    def blind(rank: int) -> None:
+        if rank > 0:
+            train_taught.store_of = lambda config: tmp_path / "nowhere"
+
     keys = (f"distillation.teacher={finished.folder}", layout, "--dry-run")
     store = tmp_path / "run" / "teacher"
     store.mkdir(parents=True)
     (store / "about.json").write_text('{"teacher": {"manifest.json": "another\'s"}}')
-    answer = forked("train", write_config(corpus, tmp_path), *keys, num_ranks=num_ranks)
+    answer = forked("train", write_config(corpus, tmp_path), *keys, num_ranks=num_ranks, first=blind)
     assert answer.status == 2 and "teacher differs. Put the teacher back" in answer.err, answer
 
 

@@ -51,8 +51,9 @@ def open_foreign(source: Path, tokenizer: Path | None, vocab_size: int | None, b
     if is_peft(source):
         published = open_peft(source, base)
         folders = (source, published.folder)
-        note = named_otherwise(source, published.folder)
-        check = None if base_written(source) is None else partial(check_their_base, source, published.folder)
+        wanted = base_written(source)
+        note = named_otherwise(source, published.folder) if wanted is None else None
+        check = None if wanted is None else partial(check_their_base, source, wanted, published.folder)
         return Foreign(published, find_tokenizer(tokenizer, folders), folders, check_base=check, note=note)
     known = find_tokenizer(tokenizer, (source,))
     if is_published(source):

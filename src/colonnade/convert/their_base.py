@@ -16,6 +16,7 @@ from colonnade.checkpoint.schema import clip, first_fault
 from colonnade.data.sidecar import hash_file
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import read_json
+from colonnade.huggingface.folder import CONFIG as MODEL_CONFIG
 from colonnade.huggingface.peft import CONFIG, NAMED
 from colonnade.train.base import BaseMetadata
 
@@ -23,7 +24,6 @@ FILE = "colonnade_base.json"
 """{"path": …, "files": {"config.json": SHA-256, …}}. peft reads only the files that it knows by name."""
 _IN_CACHE = re.compile(r"models--([^/]+)/snapshots/[^/]+$")
 """A model's folder in the hub's own cache, as "org--model": its last part is a revision."""
-_MODEL_CONFIG = "config.json"
 
 
 def write_base(folder: Path, base: BaseMetadata | None) -> None:
@@ -46,16 +46,13 @@ def base_written(folder: Path) -> BaseMetadata | None:
         ) from None
 
 
-def check_their_base(folder: Path, base: Path) -> str | None:
-    """CheckpointError if digests of weights were kept in `folder`, and the base has files of these names with others:
-    reads all of these. What else is to be told of the base comes back.
+def check_their_base(folder: Path, wanted: BaseMetadata, base: Path) -> str | None:
+    """CheckpointError if the base has files of weights by the names of `wanted`, which is kept in `folder`, with other
+    digests: reads all of these. What else is to be told of the base comes back.
     """
-    wanted = base_written(folder)
-    if wanted is None:
-        return None
     there = {name: hash_file(base / name) for name in sorted(os.listdir(base)) if name in wanted.files}
     other = [name for name in there if there[name] != wanted.files[name]]
-    weights = [name for name in other if name != _MODEL_CONFIG]
+    weights = [name for name in other if name != MODEL_CONFIG]
     if weights:
         raise CheckpointError(
             f"{base} has other weights than the base of the adapters in {folder}: {', '.join(map(clip, weights))} "
@@ -63,17 +60,17 @@ def check_their_base(folder: Path, base: Path) -> str | None:
             f"{clip(repr(wanted.path))}: name where that lies now with --base. If they were trained again since then, "
             f"beside {base}, remove {folder / FILE}."
         )
-    if there.keys() <= {_MODEL_CONFIG}:
+    if there.keys() <= {MODEL_CONFIG}:
         return f"{base} has none of the files of weights that {FILE} names: whether it is their base is not known."
     if other:
-        return f"{_MODEL_CONFIG} of {base} is not what it was when the adapters were exported; the weights are."
+        return f"{MODEL_CONFIG} of {base} is not what it was when the adapters were exported; the weights are."
     return None
 
 
 def named_otherwise(folder: Path, base: Path) -> str | None:
-    """What is to be told where adapter_config.json names another base, and no digests were kept."""
+    """What is to be told where adapter_config.json names another base; for where no digests were kept."""
     named = read_json(folder / CONFIG).get(NAMED)
-    if not isinstance(named, str) or not named or base_written(folder) is not None or _is_same(named, base):
+    if not isinstance(named, str) or not named or _is_same(named, base):
         return None
     said = f"{CONFIG} says that the adapters were trained with {clip(repr(named))}, "
     if NAME.fullmatch(_parts(named)[-1]):

@@ -21,7 +21,7 @@ from colonnade.corpus.executors import local_executor, ray_executor, slurm_execu
 from colonnade.corpus.filters import list_of
 from colonnade.corpus.language import check_language
 from colonnade.corpus.manifest import NAME, read_manifest
-from colonnade.corpus.needs import log_folder, require
+from colonnade.corpus.needs import log_folder, missing_tasks, require
 from colonnade.corpus.plan import Plan, keep_plan, make_plan, run_file, tokenizers_of
 from colonnade.corpus.progress import so_far
 from colonnade.corpus.recipe import OWN_FOLDERS, Recipe
@@ -47,10 +47,11 @@ def clean(recipe: Recipe, tokenizing: Tokenizing, *, progress: bool = True) -> s
         check_no_jobs(folder)
         remove_partial(folder)
         plan = keep_plan(plan, recipe)
-        is_done, started = (folder / NAME).is_file(), time.perf_counter()
+        planned, started = stages(recipe, plan, tokenizing), time.perf_counter()
         if recipe.run.executor == "slurm":
-            return submit(recipe, stages(recipe, plan, tokenizing), folder)
-        for stage in stages(recipe, plan, tokenizing):
+            return submit(recipe, planned, folder)
+        is_done = not any(missing_tasks(folder, stage.name, stage.tasks) for stage in planned)
+        for stage in planned:
             run_stage(recipe, stage, plan, folder, lock, progress=progress)
         return summary(folder, None if is_done else time.perf_counter() - started)
 
@@ -122,7 +123,7 @@ def submit(recipe: Recipe, planned: list[CleaningStage], folder: Path) -> str:
         if jobs:
             remember_jobs(folder, jobs)
     if not jobs:
-        return f"nothing is left to do: {folder / NAME} is there."
+        return _nothing_left(folder)
     return f"{len(jobs)} jobs are submitted (see `squeue`). The last one writes {folder / NAME}."
 
 
@@ -165,7 +166,7 @@ def summary(folder: Path, seconds: float | None) -> str:
         f"{counted(kept['documents'], 'document')}, {size_of_text(kept['bytes'])} in {folder}"
     ]
     if seconds is None:
-        lines.insert(0, f"nothing was left to do: {folder / NAME} is there.")
+        lines.insert(0, _nothing_left(folder))
     else:
         lines[0] += f"; {seconds:.1f} s, {read['documents'] / seconds:,.0f} documents/s"
     if not kept["documents"]:
@@ -178,6 +179,10 @@ def summary(folder: Path, seconds: float | None) -> str:
             lines.append(f"  {step:14} {amount['documents']:>10,}  {reason}")
     lines += [f"{part}: {counted(total['documents'], 'document')}" for part, total in content["parts"].items()]
     return "\n".join(lines)
+
+
+def _nothing_left(folder: Path) -> str:
+    return f"nothing is left to do: {folder / NAME} is there."
 
 
 def _most_dropped(steps: Mapping[str, Any]) -> str:

@@ -41,11 +41,6 @@ def gather_texts(text: str, axis: Axis) -> list[str]:
     return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
 
 
-def said_by_first(found: bool, axis: Axis) -> bool:
-    """What the first rank has found, on all: of a folder that another rank may see otherwise."""
-    return gather_texts("yes" if found else "", axis)[0] != ""
-
-
 def disagreements(properties: Mapping[str, str], axis: Axis) -> dict[str, dict[str, list[int]]]:
     """The properties that are not the same on all ranks: name -> value -> its ranks. Equal on all ranks; empty is best.
 

@@ -26,7 +26,7 @@ from colonnade.config.schema import Config, DataConfig
 from colonnade.data.loader import evaluation_batches, evaluation_positions
 from colonnade.errors import DataError
 from colonnade.launch.agreement import on_all_ranks
-from colonnade.mesh.agreement import gather_texts, said_by_first
+from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.inputs import Inputs
@@ -87,7 +87,7 @@ def check(config: Config, corpus: Corpus, mesh: Mesh) -> None:
     path = config.distillation.teacher
     if path is None:
         return
-    is_stored = said_by_first((store_of(config) / ABOUT).exists(), mesh.world)
+    is_stored = bool(gather_texts("yes" if (store_of(config) / ABOUT).exists() else "", mesh.world)[0])
     if is_stored:
         _checked(config, corpus, mesh)
     if config.distillation.top_k is None or not is_stored:
