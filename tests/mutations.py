@@ -7151,6 +7151,41 @@ MUTATIONS = [
         "if sent[0] >= SMALL)",
         ("tests/planner/test_ranks.py",),
     ),
+    Mutation(
+        "a run ends with whoever reads its output",
+        "cli.py",
+        "    process.outlive_readers()\n    asked = ",
+        "    asked = ",
+        ("tests/train/test_interrupt.py",),
+    ),
+    Mutation(
+        "output that is lost is never told of",
+        "launch/process.py",
+        "self._said = stream is sys.stderr",
+        "self._said = True",
+        ("tests/launch/test_process.py",),
+    ),
+    Mutation(
+        "a stream whose output outlives its reader is closed with the one before it",
+        "launch/process.py",
+        "        self._stream = stream  # which would close the descriptor when nobody holds it any more\n",
+        "",
+        ("tests/launch/test_process.py",),
+    ),
+    Mutation(
+        "a process opens no more files than it may without asking",
+        "cli.py",
+        "    process.allow_open_files()\n",
+        "",
+        ("tests/launch/test_process.py",),
+    ),
+    Mutation(
+        "a point of a sweep ends where its log cannot be written",
+        "train/side_by_side.py",
+        "    outlive_readers()\n    try:",
+        "    try:",
+        ("tests/train/test_side_by_side.py",),
+    ),
 ]
 
 

@@ -1,6 +1,7 @@
 """Messages, and what is stored: no credentials of URLs, no control characters."""
 
 import errno
+from resource import RLIMIT_NOFILE, getrlimit
 from typing import Any
 
 import pytest
@@ -73,6 +74,10 @@ def test_a_value_that_is_a_url_hides_any_secret(secret: str, form: str) -> None:
         (IsADirectoryError(errno.EISDIR, "Is a directory", "/a"), "/a: Is a directory. Fix that, and run"),
         (OSError(errno.ENAMETOOLONG, "File name too long", "/a"), "/a: File name too long. Fix that, and run"),
         (OSError(errno.EACCES, "Permission denied", "s3://u:s3cr3t@bucket/x"), "s3://…@bucket/x: Permission denied."),
+        (
+            OSError(errno.EMFILE, "Too many open files", "/a"),
+            f"/a: Too many open files, more than the {getrlimit(RLIMIT_NOFILE)[0]:,} that this process may have (ulim",
+        ),
         (OSError(errno.EIO, "Input/output error", "/a"), None),
         (OSError("no number"), None),
         (ValueError("ours"), None),

@@ -109,11 +109,13 @@ def train(
 
     Under torchrun this process is one rank of the layout. Started alone, it starts the layout's ranks on this machine.
     """
+    from colonnade.launch import process
     from colonnade.train import start
     from colonnade.train.ending import ending
     from colonnade.train.file_checks import problems_of_the_folder
     from colonnade.train.profiled_steps import steps_of
 
+    process.outlive_readers()
     asked = RollbackOptions(skip, rate_factor, rate_steps, rewarm)
     check_together(audit=audit, dry_run=dry_run, rollback=rollback, asked=asked, profile=profile)
     asked.check(rollback)
@@ -168,8 +170,10 @@ def finetune(
     The same command again goes on where it was stopped. A configuration without
     [sweep] is one run, as `train` makes it.
     """
+    from colonnade.launch import process
     from colonnade.train import sweep
 
+    process.outlive_readers()
     found = sweep.read_sweep(config, overrides or [])
     if found is None:
         train(config, overrides)
@@ -417,6 +421,7 @@ def main() -> None:
     launch.end_with_supervisor()
     process.hear_ctrl_c()
     process.outlive_sigusr1()
+    process.allow_open_files()
     try:
         app(prog_name="colonnade")
     except SystemExit as end:

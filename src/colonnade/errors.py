@@ -15,6 +15,7 @@ Every message says what is (with values), why it cannot be, and what to set.
 
 import errno
 import re
+import resource
 import struct
 import zipfile
 import zlib
@@ -140,7 +141,12 @@ def mistake(error: BaseException) -> str | None:
     """What to tell the user, if an error is a mistake of theirs or of their disk; None for what only we can mend."""
     if isinstance(error, ColonnadeError):
         return str(error)
-    if isinstance(error, OSError) and error.errno in REFUSED_BY_THE_DISK:
+    if isinstance(error, OSError) and error.errno in (*REFUSED_BY_THE_DISK, errno.EMFILE):
         where = "" if error.filename is None else f"{error.filename}: "
-        return f"{without_credentials(where)}{error.strerror}. Fix that, and run the command again."
+        limit = f", more than {_open_files()}" if error.errno == errno.EMFILE else ""
+        return f"{without_credentials(where)}{error.strerror}{limit}. Fix that, and run the command again."
     return None
+
+
+def _open_files() -> str:
+    return f"the {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,} that this process may have (ulimit -n)"

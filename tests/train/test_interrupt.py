@@ -127,6 +127,25 @@ def test_ctrl_c_in_a_terminal(config: Path, tmp_path: Path, name: str, number: i
     check_that_it_goes_on(config, run, layout, process.returncode, out)
 
 
+@pytest.mark.parametrize("name", first_fast(["serial", "tp=2"]))
+def test_ctrl_c_ends_who_reads_the_output_first(config: Path, tmp_path: Path, name: str) -> None:
+    """As in `colonnade train … | tee log`: what is told meanwhile is lost, and all is saved."""
+    run, layout = tmp_path / "run", LAYOUTS[name]
+    arguments = ["train", str(config), *LONG, "train.log_every=1", *layout]
+    command = [sys.executable, "-m", "colonnade", *arguments]
+    process = subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    await_steps(run, 2, lambda: process.poll() is None)
+    assert process.stdout is not None
+    process.stdout.close()
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert err.startswith("Standard output cannot be written (Broken pipe)") and err.count("\n") == 1, err
+    assert saved_steps(run) == [metrics(run)[-1]["step"]]
+
+
 @pytest.mark.slow
 def test_a_signal_in_the_last_step_is_no_interruption(config: Path, tmp_path: Path) -> None:
     def interrupt(rank: int) -> None:

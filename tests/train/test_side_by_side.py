@@ -134,6 +134,13 @@ def test_a_signal_reaches_all(tmp_path: Path) -> None:
     assert status == 128 + signal.SIGTERM and found == {"0": 143, "1": 143} and time.monotonic() - began < 30
 
 
+def test_one_whose_log_cannot_be_written_goes_on(tmp_path: Path) -> None:
+    (path := tmp_path / "0.json").write_text(json.dumps({"seconds": 0, "status": 3}))
+    process = process_of(run, path, Share(0, 1), Path("/dev/full"))
+    process.join()
+    assert process.exitcode == 3
+
+
 def test_who_was_killed_has_failed_and_who_was_asked_goes_on_later() -> None:
     asked = {status for status in range(256) if is_interrupted(status)}
     assert asked == {99, 129, 130, 143}, "not 137, of a rank for which memory did not suffice, nor 139"

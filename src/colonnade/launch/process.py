@@ -1,11 +1,74 @@
-"""How a process of a command hears the signals that it is sent, and how it ends beside threads that still compute."""
+"""How a process of a command hears the signals that it is sent, what it may hold open, what becomes of its output when
+nobody reads it any more, and how it ends beside threads that still compute.
+"""
 
+import io
 import os
+import resource
 import signal
 import sys
 import threading
+from typing import Any, TextIO
 
 BACKGROUND = "checkpoint"  # the name of threads that compute beside training
+OPEN_FILES = 1 << 16
+"""The most open files that a process asks for: some programs go through every number that they may have."""
+
+
+def allow_open_files() -> None:
+    """Let this process, and what it starts, hold open as many files as the system lets it ask for: of 1,024, which is
+    usual, a blend of 500 token files would take all.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def outlive_readers() -> None:
+    """Have this process work on where its output cannot be written: whoever read it has ended, as `tee` does at Ctrl-C,
+    or the disk that it goes to is full. What was to be written meanwhile is lost.
+    """
+    sys.stdout, sys.stderr = _outliving(sys.stdout), _outliving(sys.stderr)
+
+
+def _outliving(stream: TextIO) -> TextIO:
+    buffer = getattr(stream, "buffer", None)  # none where output is closed, or kept by a test; unbuffered by python -u
+    raw = buffer.raw if isinstance(buffer, io.BufferedWriter) else buffer
+    if not isinstance(stream, io.TextIOWrapper) or type(raw) is not io.FileIO:
+        return stream
+    stream.flush()
+    mine = _Outliving(stream)
+    return io.TextIOWrapper(
+        mine if raw is buffer else io.BufferedWriter(mine),  # as Python makes it
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _Outliving(io.FileIO):
+    """The descriptor of a stream, to which nothing fails to be written."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream.fileno(), "w", closefd=False)
+        self._stream = stream  # which would close the descriptor when nobody holds it any more
+        self._said = stream is sys.stderr
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                print(
+                    f"Standard output cannot be written ({error.strerror}): this process works on without it. What a "
+                    "run tells of its steps is in its folder too.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return len(data)
 
 
 def outlive_sigusr1() -> None:

@@ -1,0 +1,97 @@
+"""Processes of commands: open files, output that nobody reads any more."""
+
+import io
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from colonnade.launch import process
+
+LINES = """
+import sys
+from colonnade.launch.process import outlive_readers
+outlive_readers()
+outlive_readers()
+sys.stdin.readline()
+for number in range(3):
+    print("line", number, flush=number < 2)
+print("told", file=sys.stderr)
+sys.exit(3)
+"""
+LOST = "this process works on without it. What a run tells of its steps is in its folder too.\n"
+
+
+@pytest.fixture
+def limits() -> Iterator[tuple[int, int]]:
+    """That of open files, soft and hard; as it was behind the test."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield before
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_process_may_open_as_many_files_as_it_can_ask_for(
+    limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soft, hard = limits
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(200, soft), hard))
+    monkeypatch.setattr(process, "OPEN_FILES", 300)
+    process.allow_open_files()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
+    monkeypatch.setattr(process, "OPEN_FILES", 250)
+    process.allow_open_files()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard), "what it has already stays"
+
+
+def test_a_command_asks_for_them() -> None:
+    code = "import resource as r; from colonnade import cli; cli.app = lambda **_: print(*r.getrlimit(r.RLIMIT_NOFILE))"
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -n 300; ulimit -Sn 200; {sys.executable} -c '{code}; cli.main()'"],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("300 300\n", "")
+
+
+@pytest.mark.parametrize("unbuffered", [False, True])
+def test_a_process_outlives_who_reads_its_output(unbuffered: bool) -> None:
+    started = subprocess.Popen(
+        [sys.executable, *["-u"] * unbuffered, "-c", LINES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stdout is not None
+    started.stdout.close()
+    _, errors = started.communicate("\n")
+    assert (started.returncode, errors) == (3, f"Standard output cannot be written (Broken pipe): {LOST}told\n")
+
+
+def test_a_process_outlives_a_full_disk_behind_its_output() -> None:
+    """Errors too; and nothing is said of those."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", LINES], input="\n", stdout=full, stderr=subprocess.PIPE, text=True)
+        assert (done.returncode, done.stderr) == (
+            3,
+            f"Standard output cannot be written (No space left on device): {LOST}told\n",
+        )
+        done = subprocess.run([sys.executable, "-c", LINES], input="\n", stdout=subprocess.PIPE, stderr=full, text=True)
+        assert (done.returncode, done.stdout) == (3, "line 0\nline 1\nline 2\n")
+
+
+def test_output_that_is_closed_or_kept_by_others_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", kept)
+    process.outlive_readers()
+    assert sys.stdout is None and sys.stderr is kept
+
+
+def test_output_of_which_nobody_else_holds_the_descriptor_is_written() -> None:
+    """That of Python itself is held by `sys.__stdout__`."""
+    own = 'import os, sys; sys.stdout = os.fdopen(os.dup(1), "w")' + LINES
+    done = subprocess.run([sys.executable, "-c", own], input="\n", capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "line 0\nline 1\nline 2\n", "told\n")
