@@ -11,7 +11,7 @@ from colonnade.config.compare import (
 from colonnade.config.describe import all_keys, first_line
 from colonnade.config.load import loads
 from colonnade.config.model import ModelConfig
-from colonnade.config.schema import Config
+from colonnade.config.schema import Config, DataConfig
 
 from .conftest import SMALL
 
@@ -33,6 +33,23 @@ def test_a_line_for_each_key_that_differs(loaded: Loaded) -> None:
         "optim.learning_rate: 0.001 -> 0.002",
         "optim.min_learning_rate: 0.0001 -> 0.0002",
     ]
+
+
+def test_of_long_tables_the_entries_are_told_that_differ() -> None:
+    """A blend may have hundreds of files."""
+    files = {f"t{number}": 1.0 for number in range(10)}
+
+    def told(before: dict[str, float] | None, after: dict[str, float] | None) -> str:
+        one, other = (Config.model_construct(data=DataConfig.model_construct(blend=each)) for each in (before, after))
+        (line,) = moved_files(one, other)
+        return line.removeprefix("data.blend: ")
+
+    assert told(files, files | {"t3": 2.0}) == '{"t3" = 1.0, … 9 more} -> {"t3" = 2.0, … 9 more}'
+    first = ", ".join(f'"t{number}" = 1.0' for number in range(8))
+    assert told(files, None) == f"{{{first}, … 2 more}} -> (unset)"
+    assert told(files, files | {"new": 3.0}) == f'{{{first}, … 2 more}} -> {{"new" = 3.0, … 10 more}}'
+    few = dict(list(files.items())[:8])
+    assert told(few, files) == f'{{{first}}} -> {{"t8" = 1.0, "t9" = 1.0, … 8 more}}'
 
 
 def test_the_same_values_written_otherwise_are_no_difference(loaded: Loaded) -> None:

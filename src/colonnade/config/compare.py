@@ -1,6 +1,7 @@
 """Two configurations of one run folder: what differs, and whether the run may go on."""
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +31,8 @@ COMPUTED: Mapping[str, str] = MappingProxyType(
 TOKEN_FILES = frozenset({"data.train", "data.validation", "data.test", "data.blend"})
 """Keys that name token files. Where these lie may change: a checkpoint knows their content."""
 FILES = TOKEN_FILES | {"data.tokenizer", "train.init_from"}
+ENTRIES = 8
+"""So many of a table's are told at most."""
 
 
 def may_change_on_resume(key: str) -> bool:
@@ -92,7 +95,20 @@ def _shown(config: Config, key: str) -> str:
 
 
 def _lines(before: Config, after: Config, keys: Iterable[str]) -> list[str]:
-    return [f"{key}: {_shown(before, key)} -> {_shown(after, key)}" for key in keys if key not in NOT_COMPARED]
+    told = [
+        (key, hidden(value_at(before, key)), hidden(value_at(after, key))) for key in keys if key not in NOT_COMPARED
+    ]
+    return [f"{key}: {_beside(one, other)} -> {_beside(other, one)}" for key, one, other in told]
+
+
+def _beside(value: Any, other: Any) -> str:
+    """As it is stored; of a long table entries that the other one has not, if there are such."""
+    if not isinstance(value, dict) or len(value) <= ENTRIES:
+        return as_toml(value)
+    known = other.items() if isinstance(other, dict) else ()
+    differing = {name: each for name, each in value.items() if (name, each) not in known}
+    told = dict(islice((differing or value).items(), ENTRIES))
+    return f"{as_toml(told).removesuffix('}')}, … {len(value) - len(told):,} more}}"
 
 
 def meaning_at(config: Config, key: str) -> object:
