@@ -8,7 +8,7 @@ import math
 import time
 import tomllib
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +20,8 @@ import numpy as np
 from colonnade.config.numbers import counted
 from colonnade.drawing.thin import Floats
 from colonnade.errors import ConfigError, hidden
-from colonnade.train.lines import object_in, step_in
+from colonnade.report.growing import Growing
+from colonnade.train.lines import step_in
 from colonnade.train.monitor import METRICS
 from colonnade.train.run_folder import was_asked_to_change
 
@@ -85,28 +86,69 @@ class Record:
 
 def read_run(folder: Path, otherwise: str = "") -> Record:
     """The run in a folder. ConfigError where there is none; `otherwise` is what else may be named."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder: name the folder of a run (run.folder of its configuration).")
-    if not any((folder / name).exists() for name in (METRICS, EVENTS, CONFIG)):
-        raise ConfigError(
-            f"{folder} is no folder of a run: there is no {METRICS}, {EVENTS} or {CONFIG} in it. Name the run.folder "
-            f"of a configuration that was trained{otherwise}."
+    return RunReader(folder, otherwise).read()
+
+
+class RunReader:
+    """Reads a run again and again while it goes on, of files that grow no line twice."""
+
+    def __init__(self, folder: Path, otherwise: str = "") -> None:
+        """ConfigError where there is no run; `otherwise` is what else may be named."""
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is no folder: name the folder of a run (run.folder of its configuration).")
+        if not any((folder / name).exists() for name in (METRICS, EVENTS, CONFIG)):
+            raise ConfigError(
+                f"{folder} is no folder of a run: there is no {METRICS}, {EVENTS} or {CONFIG} in it. Name the "
+                f"run.folder of a configuration that was trained{otherwise}."
+            )
+        self.folder = folder
+        self._metrics, self._columns = Growing(folder / METRICS), _Columns()
+        self._happened, self._events = Growing(folder / EVENTS), list[dict[str, Any]]()
+        self._measured, self._thermometers = Growing(folder / THERMOMETERS), list[dict[str, Any]]()
+
+    def read(self) -> Record:
+        """The run as it is now."""
+        folder, notes = self.folder, list[str]()
+        columns = self._read_columns(notes)
+        for event in self._happened.new(notes, self._events.clear):
+            if isinstance(event.get("event"), str):
+                self._events.append({**hidden(event), "time": _number(event.get("time"))})
+        return Record(
+            folder=folder,
+            columns=columns,
+            events=list(self._events),
+            thermometers=self._read_thermometers(notes),
+            prediction=_json(folder / PREDICTION, notes),
+            comparison=_json(folder / COMPARISON, notes),
+            profile=_json(folder / PROFILE, notes),
+            config=_toml(folder / CONFIG, notes),
+            notes=notes,
+            seconds_since=_since(folder),
         )
-    notes: list[str] = []
-    columns = _columns(folder / METRICS, notes)
-    events = [hidden(event) for event in _objects(folder / EVENTS, notes) if isinstance(event.get("event"), str)]
-    return Record(
-        folder=folder,
-        columns=columns,
-        events=[{**event, "time": _number(event.get("time"))} for event in events],
-        thermometers=_measured(folder / THERMOMETERS, notes),
-        prediction=_json(folder / PREDICTION, notes),
-        comparison=_json(folder / COMPARISON, notes),
-        profile=_json(folder / PROFILE, notes),
-        config=_toml(folder / CONFIG, notes),
-        notes=notes,
-        seconds_since=_since(folder),
-    )
+
+    def _read_columns(self, notes: list[str]) -> dict[str, Floats]:
+        path, columns = self._metrics.path, self._columns
+        for line in self._metrics.new(notes, columns.clear):
+            if step_in(line):
+                columns.append(line)
+        if not columns.lines:
+            notes.append(f"{path.name} has no step yet." if path.exists() else f"There is no {path.name}.")
+        found, twice = columns.by_step()
+        if twice:
+            notes.append(f"{path.name} has {counted(twice, 'step')} twice; what was written last is shown.")
+        return found
+
+    def _read_thermometers(self, notes: list[str]) -> list[dict[str, Any]]:
+        found = self._thermometers
+        for line in self._measured.new(notes, found.clear) if len(found) <= MOST_MEASURED else ():
+            if step_in(line):
+                found.append(line)
+            if len(found) > MOST_MEASURED:
+                break
+        if len(found) > MOST_MEASURED:
+            name = self._measured.path.name
+            notes.append(f"{name} has more than {MOST_MEASURED:,} lines; those behind are left out.")
+        return sorted(found[:MOST_MEASURED], key=step_in)
 
 
 def _since(folder: Path) -> float:
@@ -114,64 +156,33 @@ def _since(folder: Path) -> float:
     return max(0.0, time.time() - max(written, default=0.0))
 
 
-def _objects(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
-    """The objects of a file with one a line; lines that are none are counted."""
-    broken = 0
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                content = object_in(line)
-                if content is None:
-                    broken += bool(line.strip())
-                else:
-                    yield content
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        notes.append(f"{path.name} cannot be read: {error.strerror}.")
-    if broken:
-        notes.append(f"{path.name}: {counted(broken, 'line')} could not be read and {_are(broken)} left out.")
+class _Columns:
+    """The numbers of metrics.jsonl by name, a line each."""
 
+    def __init__(self) -> None:
+        self._found: dict[str, array[float]] = {}
+        self.lines = 0
 
-def _are(number: int) -> str:
-    return "is" if number == 1 else "are"
+    def clear(self) -> None:
+        self._found, self.lines = {}, 0
 
-
-def _columns(path: Path, notes: list[str]) -> dict[str, Floats]:
-    """The numbers of metrics.jsonl by name, in the order of steps, each step once: the last line of it counts."""
-    found: dict[str, array[float]] = {"step": array("d")}
-    lines = 0
-    for line in _objects(path, notes):
-        if not step_in(line):
-            continue
+    def append(self, line: Mapping[str, Any]) -> None:
         for name, value in line.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
-                column = found.setdefault(name, array("d"))
-                if len(column) < lines:
-                    column.extend([math.nan] * (lines - len(column)))
+                column = self._found.setdefault(name, array("d"))
+                column.extend([math.nan] * (self.lines - len(column)))
                 column.append(value)
-        lines += 1
-    for column in found.values():
-        column.extend([math.nan] * (lines - len(column)))
-    columns = {name: np.asarray(column, dtype=np.float64) for name, column in found.items()}
-    if not lines:
-        notes.append(f"{path.name} has no step yet." if path.exists() else f"There is no {path.name}.")
-    steps, last = np.unique(columns["step"][::-1], return_index=True)
-    rows = lines - 1 - last
-    if len(steps) < lines:
-        notes.append(f"{path.name} has {counted(lines - len(steps), 'step')} twice; what was written last is shown.")
-    return {name: column[rows] for name, column in columns.items()}
+        self.lines += 1
 
-
-def _measured(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    found = []
-    for line in _objects(path, notes):
-        if step_in(line):
-            found.append(line)
-        if len(found) == MOST_MEASURED:
-            notes.append(f"{path.name} has more than {MOST_MEASURED:,} lines; those behind are left out.")
-            break
-    return sorted(found, key=step_in)
+    def by_step(self) -> tuple[dict[str, Floats], int]:
+        """In the order of steps, each step once: the last line of it counts. And how many came before it."""
+        columns = {"step": np.empty(0)}
+        for name, column in self._found.items():
+            column.extend([math.nan] * (self.lines - len(column)))
+            columns[name] = np.array(column, dtype=np.float64)
+        steps, last = np.unique(columns["step"][::-1], return_index=True)
+        rows = self.lines - 1 - last
+        return {name: column[rows] for name, column in columns.items()}, self.lines - len(steps)
 
 
 def _json(path: Path, notes: list[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from colonnade.errors import ConfigError
 from colonnade.report.charts import final
 from colonnade.report.happened import details, steps_of
 from colonnade.report.page import STATES, seconds_left, state_of
-from colonnade.report.record import Record, read_run
+from colonnade.report.record import Record, RunReader
 from colonnade.report.sweep import is_sweep
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -36,7 +36,8 @@ def watch(folder: Path, *, every: float, once: bool = False, console: Console | 
             f"with `colonnade report {folder}`."
         )
     console = console or Console()
-    run = read_run(folder)
+    reader = RunReader(folder)
+    run = reader.read()
     if once:
         console.print(_shown(run, console.width))
         return
@@ -44,7 +45,7 @@ def watch(folder: Path, *, every: float, once: bool = False, console: Console | 
         with Live(_shown(run, console.width), console=console, auto_refresh=False) as live:
             while state_of(run) == "running":
                 time.sleep(every)
-                run = read_run(folder)
+                run = reader.read()
                 live.update(_shown(run, console.width), refresh=True)
     except KeyboardInterrupt:
         return  # whoever watches has seen enough; the run goes on
