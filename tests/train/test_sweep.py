@@ -9,16 +9,19 @@ import signal
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from colonnade.config.load import load
-from colonnade.errors import ConfigError
+from colonnade.errors import ConfigError, LockError
+from colonnade.launch import launch
 from colonnade.report.sweep import read_sweep_folder
 from colonnade.report.write import write_report
+from colonnade.train import tuning
 from colonnade.train.side_by_side import Run, Share
 from colonnade.train.sweep import SEED, Point, Sweep, read_sweep
-from colonnade.train.tuning import Outcome, outcome_of, run_points, settings_of, toml_of
+from colonnade.train.tuning import Outcome, outcome_of, run_points, score_of, settings_of, summary_of, toml_of
 from tests.commands import colonnade, forked
 from tests.runs import events, metrics
 from tests.tasks.examples import write_config, write_examples
@@ -178,6 +181,10 @@ def test_what_comes_of_the_points_is_written_down(tmp_path: Path, capsys: pytest
     told = capsys.readouterr().out
     assert "9 points: 7 finished, 1 diverged, 1 failed" in told
     assert "accuracy 0.7000 (0.7000 to 0.8000), 3 runs: optim.learning_rate = 0.2" in told
+    assert "accuracy 0.1000, 1 run: optim.learning_rate = 0.3" in told, "one run has no spread"
+    assert "Point 1 of 9: optim.learning_rate = 0.1, train.seed = 1\n" in told
+    assert "  diverged: learning_rate-0.3_seed-1: exit status 3\n" in told
+    assert "  failed: learning_rate-0.3_seed-2: exit status 1\n" in told
     calls.clear()
     table[0.3, 2] = 0.9
     assert run_points(sweep, made(accuracy)) == 1  # type: ignore[arg-type]
@@ -321,6 +328,139 @@ def test_what_is_computed_from_losses_is_better_where_it_is_less(score: str) -> 
     assert [each.median for each in settings_of(outcomes, score)] == [3.0, 9.0]
 
 
+def test_seeds_alone_are_one_setting(tmp_path: Path) -> None:
+    sweep = swept(tmp_path, "train.seed = [1, 2]")
+    outcomes = [Outcome(point, "finished", scores={"loss": float(n)}) for n, point in enumerate(sweep.points, 1)]
+    assert "  loss 1.5000 (1.0000 to 2.0000), 2 runs: all\n" in summary_of(sweep, outcomes)
+
+
+def test_the_score_that_decides_is_the_one_that_is_named_or_else_the_first_that_is_there(tmp_path: Path) -> None:
+    """Before a point has ended there are none, and one that is named may come."""
+    unnamed, named = swept(tmp_path, "train.seed = [1]"), swept(tmp_path, 'train.seed = [1]\nscore = "f1"')
+
+    def outcomes(*names: str) -> list[Outcome]:
+        return [Outcome(unnamed.points[0], "finished", scores=dict.fromkeys(names, 0.5))]
+
+    for names, score in ((("loss", "f1", "accuracy"), "accuracy"), (("loss", "matthews", "f1"), "f1"), ((), "loss")):
+        assert score_of(unnamed, outcomes(*names)) == score
+    assert score_of(named, outcomes("loss", "f1", "accuracy")) == score_of(named, outcomes()) == "f1"
+
+
+def test_the_scores_of_a_point_are_those_of_its_best_checkpoint_or_else_of_its_lowest_loss(tmp_path: Path) -> None:
+    """Of two that are as low the earlier; a loss that is not finite is never the lowest."""
+    losses = {1: "NaN", 2: 1.5, 3: 0.5, 4: 0.5, 5: 0.7}
+    text = "".join(f'{{"step": {n}, "validation_loss": {x}, "validation_f1": 0.{n}}}\n' for n, x in losses.items())
+    (tmp_path / "metrics.jsonl").write_text(text)
+    (tmp_path / "events.jsonl").write_text('{"event": "finished"}\n{"event": "cut o')
+
+    def found() -> tuple[int | None, object]:
+        outcome = outcome_of(tmp_path, Point("point", {}, {}), reason="", seconds=1.0)
+        return outcome.step, outcome.scores
+
+    assert found() == (3, {"loss": 0.5, "f1": 0.3})
+    for step in (2, 5):
+        (tmp_path / "checkpoints" / f"step_0000000{step}").mkdir(parents=True)
+    assert found() == (5, {"loss": 0.7, "f1": 0.5})
+    (tmp_path / "metrics.jsonl").unlink()
+    assert found() == (None, None)
+
+
+def test_names_with_dots_and_spaces_are_in_quotes_in_the_configuration_of_a_point() -> None:
+    content = {"data": {"blend": {"data/a.b": 0.5, "c d": 0.5}}, "my.own": {"a-b_1": 3}}
+    assert tomllib.loads(toml_of(content)) == content and "a-b_1 = 3" in toml_of(content)
+
+
+def test_a_sweep_is_not_started_by_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "is_rank", lambda: True)
+    with pytest.raises(ConfigError, match="starts the ranks of each point itself, and was started by a launcher"):
+        run_points(swept(tmp_path, "train.seed = [1, 2]"), made(lambda content: 0.5))
+
+
+def test_one_sweep_at_a_time_has_a_folder(tmp_path: Path) -> None:
+    sweep = swept(tmp_path, "train.seed = [1]")
+
+    def accuracy(content: dict[str, object]) -> float:
+        with pytest.raises(LockError, match="is in use by `colonnade finetune`"):
+            run_points(sweep, made(lambda content: 0.5))
+        return 0.5
+
+    assert run_points(sweep, made(accuracy)) == 0
+
+
+def test_a_mistake_that_a_run_tells_fails_its_point_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An error of the program ends the sweep, and shows where it was made."""
+    sweep = swept(tmp_path, "train.seed = [1, 2]")
+
+    def accuracy(content: dict[str, dict[str, int]]) -> float:  # type: ignore[misc]
+        if content["train"]["seed"] == 1:
+            raise ConfigError("train.steps = 0: use more")
+        return 0.5
+
+    assert run_points(sweep, made(accuracy)) == 1  # type: ignore[arg-type]
+    points = json.loads((sweep.folder / "summary.json").read_text())["points"]
+    assert [(each["state"], each["reason"]) for each in points] == [
+        ("failed", "train.steps = 0: use more"),
+        ("finished", ""),
+    ]
+    assert "\ncolonnade: train.steps = 0: use more\n" in capsys.readouterr().out
+
+    def broken(config: Path, share: Share) -> int:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        run_points(sweep, broken)
+
+
+def test_how_long_a_point_took_is_kept(tmp_path: Path) -> None:
+    """In seconds, also where the sweep goes on another day."""
+    sweep, file = swept(tmp_path, "train.seed = [1, 2]"), tmp_path / "runs" / "summary.json"
+    assert run_points(sweep, made(lambda content: 0.5)) == 0
+    content = json.loads(file.read_text())
+    assert all(0 <= each["seconds"] < 60 for each in content["points"])
+    assert Outcome(sweep.points[0], "finished", seconds=12.345).record()["seconds"] == 12.3
+    content["points"][1]["seconds"] = 12.3
+    file.write_text(json.dumps(content))
+    assert run_points(sweep, made(lambda content: 0.5)) == 0
+    assert json.loads(file.read_text())["points"][1]["seconds"] == 12.3
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"points": [1]}'])
+def test_a_summary_that_is_none_is_told(tmp_path: Path, content: str) -> None:
+    sweep = swept(tmp_path, "train.seed = [1]")
+    sweep.folder.mkdir()
+    (sweep.folder / "summary.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"summary\.json is no summary of a sweep .*\. Remove it: the runs beside it"):
+        run_points(sweep, made(lambda content: 0.5))
+
+
+def test_what_came_of_points_side_by_side_is_told_as_each_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One finishes, one fails with a last word in its log, and one is interrupted and goes on later."""
+    sweep = swept(tmp_path, "train.seed = [1, 2, 3]\nat_once = 3")
+    results: dict[int, float | int] = {1: 0.5, 2: 1, 3: 130}
+    began = made(lambda content: results[content["train"]["seed"]])  # type: ignore[index]
+
+    def run_side_by_side(items: list[tuple[int, Point]], shares: int, *, start: Any, ended: Any) -> int:
+        assert shares == 3
+        for item in items:
+            start(item, Share(0, 3))
+            ended(item, began(sweep.folder / f"{item[1].name}.toml", Share(0, 3)), 2.5)
+        return 130
+
+    monkeypatch.setattr(tuning, "run_side_by_side", run_side_by_side)
+    monkeypatch.setattr(tuning, "process_of", lambda run, config, share, log: log.write_text("It\nwent wrong.\n"))
+    assert run_points(sweep, began) == 130
+    points = json.loads((sweep.folder / "summary.json").read_text())["points"]
+    assert [(each["state"], each["reason"], each["seconds"]) for each in points] == [
+        ("finished", "", 2.5),
+        ("failed", "exit status 1: went wrong.", 2.5),
+    ]
+    told = capsys.readouterr().out
+    assert f"Point 2 of 3: train.seed = 2 -> {sweep.folder / 'seed-2.log'}\n" in told
+    assert "Point 1 of 3: finished, accuracy 0.5000\n" in told and "Point 2 of 3: failed\n" in told
+
+
 def test_a_score_that_there_is_not(tmp_path: Path) -> None:
     sweep = swept(tmp_path, 'train.seed = [1, 2]\nscore = "f2"')
     with pytest.raises(ConfigError, match=r"f2.*loss, accuracy"):
@@ -339,6 +479,40 @@ def test_what_is_wrong_with_points_is_told_before_the_first_runs(tmp_path: Path)
         run_points(sweep, lambda path: started.append(path) or 0, check)  # type: ignore[func-returns-value]
     assert started == [] and str(told.value).count("no seed") == 1
     assert "in learning_rate-0.1_seed-2, learning_rate-0.2_seed-2" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "wrong", "said"),
+    [
+        ([1, 2], [1, 2], "in all points"),
+        ([1], [1], "in the point seed-1"),
+        ([1, 2, 3, 4], [1, 2, 4], "in seed-1, seed-2, seed-4"),
+        ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4], "in seed-1, seed-2, seed-3 and 1 other"),
+        ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 6], "in seed-1, seed-2, seed-3 and 2 others"),
+    ],
+)
+def test_of_many_points_that_are_wrong_the_first_are_named(
+    tmp_path: Path, seeds: list[int], wrong: list[int], said: str
+) -> None:
+    def check(path: Path) -> None:
+        if tomllib.loads(path.read_text())["train"]["seed"] in wrong:
+            raise ConfigError(f"{path}: no seed")
+
+    with pytest.raises(ConfigError) as told:
+        run_points(swept(tmp_path, f"train.seed = {seeds}"), made(lambda content: 0.5), check)
+    assert str(told.value).endswith(f"no seed\n  {said}")
+
+
+def test_a_point_that_failed_runs_with_what_its_configuration_says_now(tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    def accuracy(content: dict[str, dict[str, int]]) -> float | int:  # type: ignore[misc]
+        steps.append(content["train"]["steps"])
+        return 0.5 if steps[-1] == 20 else 1
+
+    assert run_points(swept(tmp_path, "train.seed = [1]"), made(accuracy)) == 1  # type: ignore[arg-type]
+    sweep = read_sweep(tmp_path / "config.toml", ["train.steps=20"])
+    assert sweep is not None and run_points(sweep, made(accuracy)) == 0 and steps == [10, 20]  # type: ignore[arg-type]
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
