@@ -16,12 +16,15 @@ from colonnade.config.load import load
 from colonnade.errors import DataError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.model.inputs import Inputs
 from colonnade.serving.trained import open_trained
 from colonnade.train import taught as train_taught
 from colonnade.train import teacher as train_teacher
 from colonnade.train.corpus import open_corpus
 from colonnade.train.taught import Block, Stored, _missing
+from tests import tiny
 from tests.commands import forked
+from tests.distributed import run_on_ranks
 from tests.runs import Finished, metrics, tensors
 from tests.tiny import TinyCorpus, write_config
 
@@ -254,6 +257,157 @@ def test_what_a_teacher_has_said_is_read_as_it_was_written_or_not_at_all(tmp_pat
 def _save(block: Block, folder: Path, rows: np.ndarray[Any, Any]) -> None:
     np.save(block.sums(folder), np.array([zlib.crc32(row.tobytes()) for row in rows], np.uint32))
     np.save(block.path(folder), rows)
+
+
+def test_what_is_stored_is_known_by_all_that_it_depends_on(
+    corpus: TinyCorpus, finished: Finished, tmp_path: Path
+) -> None:
+    """And not by how the data are read."""
+    other = tiny.make(tmp_path / "other", seed=0)
+
+    def about(*keys: str) -> dict[str, Any]:
+        settings = tiny.config(corpus, tmp_path, f"distillation.teacher={finished.folder}", *keys)
+        return train_taught._about(settings, open_corpus(settings), Mesh())
+
+    def changed(*keys: str) -> set[str]:
+        found = about("distillation.top_k=4", *keys)
+        assert found.keys() == before.keys()
+        return {name for name, value in found.items() if value != before[name]}
+
+    before = about("distillation.top_k=4")
+    for key, names in (
+        ("distillation.top_k=5", {"top_k"}),
+        ("distillation.temperature=3.0", {"temperature"}),
+        ("train.seed=5", {"seed"}),
+        ("train.precision=fp64", {"precision"}),
+        ("model.seq_length=8", {"seq_length"}),
+        ("data.no_loss_on=[3]", {"read"}),
+        (f"data.train={other.prefix}", {"read", "data"}),
+        (f"data.cache={tmp_path / 'cache'}", set()),
+        ("data.readers=2", set()),
+    ):
+        assert changed(key) == names, key
+    beside = about()
+    assert beside == {"teacher": before["teacher"]} and list(beside["teacher"]) == ["manifest.json"]
+
+
+def test_what_another_has_said_is_told_with_what_differs(tmp_path: Path) -> None:
+    """Also what only one of both depends on."""
+    now = {"teacher": "a", "seed": 1}
+    train_taught._check(tmp_path, now)
+    for before, said in (
+        ({"teacher": "b", "seed": 1}, "asks for: teacher differs. Put"),
+        ({"teacher": "a"}, "asks for: seed differs. Put"),
+        ({**now, "top_k": 4, "temperature": 1.0}, "asks for: temperature, top_k differ. Put"),
+    ):
+        train_taught._write_down(tmp_path, before)
+        with pytest.raises(DataError, match=said):
+            train_taught._check(tmp_path, now)
+    train_taught._write_down(tmp_path, now)
+    train_taught._check(tmp_path, now)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "3"])
+def test_of_a_store_that_does_not_say_whose_it_is_nothing_is_used(tmp_path: Path, content: str) -> None:
+    (tmp_path / "about.json").write_text(content)
+    with pytest.raises(
+        DataError, match=rf"about\.json cannot be read .*\. Remove {tmp_path} to have the teacher asked"
+    ):
+        train_taught._check(tmp_path, {"teacher": "a"})
+
+
+@pytest.mark.parametrize(
+    ("step", "samples", "stops"),
+    [(0, 0, [3, 6, 9, 12, 15, 18, 21, 24]), (2, 10, [3, 6, 9, 12, 15, 18, 21, 24, 26]), (9, 5, [3, 5]), (9, 0, [0])],
+)
+def test_what_is_asked_are_all_samples_to_the_runs_end(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, samples: int, stops: list[int]
+) -> None:
+    """Six steps of four; behind a rollback some were passed over. Blocks of three samples."""
+    monkeypatch.setattr(train_taught, "BLOCK", 3 * 16 * 4)
+    settings = tiny.config(corpus, tmp_path, "distillation.teacher=t", "distillation.top_k=4")
+    state: Any = SimpleNamespace(step=step, samples=samples)
+    blocks = train_taught._blocks(settings, open_corpus(settings), state)
+    assert [(block.number, block.size, block.stop) for block in blocks] == [(n, 3, m) for n, m in enumerate(stops)]
+
+
+def test_what_is_missing_is_what_the_first_rank_does_not_find(tmp_path: Path) -> None:
+    blocks = [Block(0, 2, 2), Block(1, 2, 3)]
+    for block in blocks:
+        _save(block, tmp_path, np.zeros((2, 3), "<f4"))  # of the second one more than is needed
+
+    def missing(rank: int, num_ranks: int) -> list[Block]:
+        mesh = build_mesh(Layout(tp=2), rank)
+        return _missing(tmp_path if rank == 0 else tmp_path / "nowhere", blocks, mesh)
+
+    assert run_on_ranks(missing, 2) == [[], []]
+
+
+def test_each_rank_asks_about_its_samples_of_a_block_and_comes_along_with_the_others(
+    corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    """Of samples 8 to 12 two micro-batches of two for the first rank, and one of one for the second."""
+    settings = tiny.config(corpus, tmp_path)
+    opened, found = open_corpus(settings), []
+    for rank in (0, 1):
+        mesh: Any = SimpleNamespace(data=SimpleNamespace(rank=rank, size=2))
+        asked = train_taught._asked(Block(1, 8, 13), settings, opened, mesh)
+        found.append([(places, batch.samples.tolist()) for places, batch in asked])
+    told = sorted((place, 8 + place) for places in found for each, _ in places for place in each or ())
+    assert told == [(place, 8 + place) for place in range(5)]
+    for each in (each for places in found for each in places if each[0] is not None):
+        assert each[1] == [8 + place for place in each[0] or ()]
+    assert len(found[0]) == len(found[1]), "what communicates is called as often"
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("fp64", "<f8"), ("fp32", "<f4"), ("bf16", "<f4")])
+def test_what_a_teacher_says_is_written_in_the_runs_precision(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, kind: str
+) -> None:
+    settings = tiny.config(corpus, tmp_path, f"train.precision={precision}")
+    table = torch.tensor([[[[7.0, -0.1], [3.0, -2.0]]], [[[5.0, -0.3], [274.0, -1.5]]]], dtype=torch.float64)
+    monkeypatch.setattr(train_taught, "_computed", lambda *_: table)
+    nobody: Any = None
+    train_taught._compute(nobody, [Block(0, 2, 2)], tmp_path, config=settings, corpus=nobody, mesh=Mesh())
+    stored = Stored(tmp_path, size=2, stop=2, alpha=0.5, temperature=1.0)
+    assert stored._row(0)["log_prob"].dtype == kind and stored._row(1)["id"].tolist() == [[5, 274]]
+    assert stored._row(1)["log_prob"].tolist() == [[float(np.dtype(kind).type(n)) for n in (-0.3, -1.5)]]
+    assert _missing(tmp_path, [Block(0, 2, 2)], Mesh()) == []
+
+
+def test_a_micro_batch_is_taught_what_was_said_of_its_samples(tmp_path: Path) -> None:
+    """Sequences of one token, of which two are stored."""
+    rows = np.empty((3, 1, 2), dtype=[("id", "<u4"), ("log_prob", "<f4")])
+    rows["id"] = np.arange(6).reshape(3, 1, 2)
+    rows["log_prob"] = -rows["id"].astype("<f4")
+    _save(Block(0, 3, 3), tmp_path, rows)
+    stored = Stored(tmp_path, size=3, stop=3, alpha=0.25, temperature=2.0)
+    batch: Any = SimpleNamespace(samples=torch.tensor([2, 0]))
+    (taught,) = stored.teach([batch], [Inputs(loss_weights=torch.full((1, 2), 0.5))], 1.0)
+    assert taught.soft is not None and taught.soft.ids is not None and taught.soft.log_probs is not None
+    assert taught.soft.ids.tolist() == [[[4, 5], [0, 1]]] and taught.soft.log_probs.tolist() == [[[-4, -5], [0, -1]]]
+    assert taught.soft.temperature == 2.0 and taught.soft.weights.tolist() == [[0.5 * 0.25 * 4] * 2]
+    assert taught.loss_weights is not None and taught.loss_weights.tolist() == [[0.5 * 0.75] * 2]
+
+
+def test_what_is_stored_are_the_likeliest_tokens_at_the_temperature(
+    corpus: TinyCorpus, teacher: Path, tmp_path: Path
+) -> None:
+    """By torch's own functions, on the logits of the teacher as it is saved."""
+    keys = (*SMALL, "train.steps=1", "optim.warmup_steps=0", "distillation.top_k=9", "distillation.temperature=3.0")
+    path = write_config(corpus, tmp_path)
+    answer = forked("train", path, *keys, f"distillation.teacher={teacher}", "train.evaluate_every=0")
+    assert answer.status == 0, answer
+    assert "the checkpoint of step 8, about 4 samples, once." in answer.out
+    data = open_corpus(load(path, [*SMALL]))
+    model = open_trained(teacher / "checkpoints" / "step_00000008", Mesh(), torch.device("cpu"), "fp64")
+    carry = model.hidden(data_inputs(data.load(data.training, range(4))))
+    assert carry is not None
+    logits = model.model.head.logits(carry[0])  # type: ignore[operator,union-attr]
+    expected = (logits / 3).log_softmax(-1).topk(9)  # [s, b, 9]
+    stored = np.load(tmp_path / "run" / "teacher" / "targets_00000000.npy")  # [b, s, 9]
+    assert np.allclose(stored["log_prob"].transpose(1, 0, 2), expected.values.detach().numpy(), atol=1e-10)
+    assert (stored["id"].transpose(1, 0, 2) == expected.indices.numpy()).all()
 
 
 def test_behind_what_a_teacher_has_said_is_a_clear_message(tmp_path: Path) -> None:

@@ -204,8 +204,8 @@ def _check(folder: Path, about: dict[str, Any]) -> None:
     if not file.exists():
         return
     try:
-        before = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        before = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise DataError(f"{file} cannot be read ({error}). Remove {folder} to have the teacher asked again.") from None
     differing = sorted(key for key in {*before, *about} if before.get(key) != about.get(key))
     if differing:
