@@ -9,12 +9,29 @@ from typing import Any
 import pytest
 
 from colonnade.config.load import load
-from colonnade.errors import hidden
+from colonnade.config.schema import Config
+from colonnade.errors import ConfigError, hidden
 from colonnade.train import change
-from colonnade.train.change import BLEND, Change, as_it_began, conflicts, earlier_blends, in_force
-from colonnade.train.change_requests import Decided, Line, ask, from_now_on, lines_of, write_decided
+from colonnade.train.change import BLEND, Change, as_it_began, conflicts, earlier_blends, expected, in_force
+from colonnade.train.change_requests import (
+    Decided,
+    Line,
+    Refusal,
+    _check_not_ended_early,
+    as_the_run_began,
+    ask,
+    foreseen,
+    from_now_on,
+    lines_of,
+    listed,
+    read_decided,
+    request_in,
+    to_come,
+    values_of,
+    write_decided,
+)
 from colonnade.train.corpus import curriculum_of
-from colonnade.train.run_folder import CHANGES
+from colonnade.train.run_folder import CHANGES, DECIDED
 from tests.commands import forked, here
 from tests.runs import Finished, metrics
 from tests.tiny import TinyCorpus
@@ -26,6 +43,18 @@ def write(run: Path, *lines: str, end: str = "\n") -> None:
 
 def rate(value: float) -> str:
     return json.dumps({"change": {"optim.learning_rate": value}})
+
+
+def blended(config: Path, *files: str) -> None:
+    """Give the configuration a blend of these files, a number of 1 each, in the place of its token file."""
+    blend = ", ".join(f'"{file}" = 1.0' for file in files)
+    config.write_text(re.sub('train = ".*"', f"blend = {{{blend}}}", config.read_text(), count=1))
+
+
+def refused(began: Config, **request: Any) -> str:
+    """Why a line is refused at a run that has done three steps."""
+    (refusal,) = Decided().with_line(Line("a", json.dumps(request), is_whole=True), began, 3).refused
+    return refusal.reason
 
 
 def test_equal_lines_are_requests_of_their_own(tmp_path: Path, config: Path) -> None:
@@ -103,6 +132,7 @@ def test_the_number_of_a_file_changes_that_is_named_with_credentials(config: Pat
     line = Line("a", json.dumps({"change": {BLEND: {hidden(url): 2.0}}}), is_whole=True)
     (change,) = Decided().with_line(line, began, 3).changes
     now = in_force(began, [change.model_copy(update={"position": 12})])
+    assert not list(conflicts(now, [change]))
     assert now.data.blend == {str(corpus.prefix): 1.0, url: 2.0} and "s3cr3t" not in change.model_dump_json()
     assert as_it_began(now, [change]) == began
 
@@ -170,6 +200,10 @@ def test_values_that_cannot_be_read_or_come_twice_are_one_message(
         ('{"change": {"steps": 60}}', "steps = 60 stands outside of any section. Write it as train.steps."),
         ('{"change": {"trian": {"steps": 60}}}', "[trian] is not a section. Did you mean [train]?"),
         ('{"change": {"data.blend": {"a": 1}, "data.blend.a": 2}}', "data.blend.a has two values"),
+        ('{"change": {}}', "it names no key"),
+        ('{"change": {"checkpoint.every": 5}, "when": 4}', "it has 'when'; a line has change, at, by, reason, time."),
+        ('{"change": {"checkpoint.every": 5}, "at": 2}', "step 2 is over: the run has done 3"),
+        ('{"change": {"model.num_layers": 3}}', "it says what the model is. Train another in a run.folder of its own"),
         ('{"change": {"checkpoint.every": null}}', "checkpoint.every = (unset) is no value, where a whole number of"),
     ],
 )
@@ -243,5 +277,229 @@ def test_what_is_in_force_from_now_on_is_in_the_order_of_steps(config: Path, tmp
         for at, rate in (later, sooner)
     ]
     write_decided(run, Decided(changes=tuple(changes)))
-    for step, expected in ((0, [1e-2, 2e-3, 3e-3]), (2, [2e-3, 3e-3]), (3, [2e-3, 3e-3]), (4, [3e-3])):
-        assert [each.optim.learning_rate for each in from_now_on(began, step)] == expected, step
+    for step, rates in ((0, [1e-2, 2e-3, 3e-3]), (2, [2e-3, 3e-3]), (3, [2e-3, 3e-3]), (4, [3e-3])):
+        assert [each.optim.learning_rate for each in from_now_on(began, step)] == rates, step
+
+
+def test_a_line_of_brackets_alone_is_no_object() -> None:
+    """However deep: it does not end the run."""
+    for text in ("[" * 100_000, '{"change":' * 100_000):
+        with pytest.raises(ConfigError, match="it is no JSON object"):
+            request_in(text)
+
+
+def test_what_keeps_a_blend_from_changing_is_told(config: Path) -> None:
+    blended(config, "a", "b")
+    began, asked = load(config), {BLEND: {"a": 0.5}}
+    changed = Decided().with_line(Line("a", json.dumps({"change": asked}), is_whole=True), began, 3)
+    assert changed.changes and not changed.refused
+
+    def having(section: str, **values: Any) -> Config:
+        return began.model_copy(update={section: getattr(began, section).model_copy(update=values)})
+
+    assert refused(began, change={BLEND: {"c": 1}}) == (
+        "data.blend has no c: its files are a, b, and only their numbers change."
+    )
+    assert "does not change with data.blend_by" in refused(having("data", blend_by="epochs"), change=asked)
+    for other in (having("model", head="preferences"), having("distillation", top_k=4)):
+        assert "was computed before the first step" in refused(other, change=asked)
+    one_file = having("data", blend=None, train="a")
+    assert "a run on one file: it has data.train, and no blend" in refused(one_file, change=asked)
+
+
+def test_a_blend_does_not_change_between_the_pieces_of_its_samples(config: Path) -> None:
+    """Sequences of a quarter go on up to step 4."""
+    blended(config, "a", "b")
+    phases = ["curriculum.tokens=[0, 64]", "curriculum.seq_length=[4, 16]", "curriculum.global_batch_size=[4, 4]"]
+    began, asked = load(config, phases), {BLEND: {"a": 0.5}}
+    assert "at no step whose samples are cut in pieces" in refused(began, change=asked, at=3)
+    assert not Decided().with_line(Line("a", json.dumps({"change": asked, "at": 4}), is_whole=True), began, 3).refused
+
+
+def test_each_blend_of_before_is_told_up_to_where_it_was_read(config: Path) -> None:
+    """One that held from the first sample on stands in the place of what the run began with."""
+    blended(config, "a", "b")
+    began, was = load(config), {BLEND: {"a": 1.0, "b": 1.0}}
+
+    def at(position: int, number: float) -> Change:
+        return Change(at=position // 4, values={BLEND: {"a": number}}, was=was, line=str(position), position=position)
+
+    found = earlier_blends(began, [at(8, 2.0), at(20, 3.0)])
+    assert found == [(8, {"a": 1.0, "b": 1.0}), (20, {"a": 2.0, "b": 1.0})]
+    assert earlier_blends(began, [at(0, 2.0), at(20, 3.0)]) == [(20, {"a": 2.0, "b": 1.0})]
+    other = Change(at=3, values={"train.log_every": 3}, was={"train.log_every": 1}, line="other", position=12)
+    assert earlier_blends(began, [other]) == []
+
+
+def batch(at: int, size: int) -> Change:
+    return Change(at=at, values={"train.global_batch_size": size}, was={}, line=f"{at} {size}")
+
+
+def test_batches_that_change_one_after_another_are_phases_where_they_come(config: Path) -> None:
+    """Two steps of four samples of 16 tokens, three of eight, then six a step."""
+    began = load(config)
+    found = expected(began, [batch(5, 6), batch(2, 8)])
+    assert found.curriculum.tokens == (0, 2 * 4 * 16, (2 * 4 + 3 * 8) * 16)
+    assert found.curriculum.global_batch_size == (4, 8, 6) and found.curriculum.seq_length == (16, 16, 16)
+    again = expected(began, [batch(2, 8), batch(2, 6)])
+    assert (again.curriculum.tokens, again.curriculum.global_batch_size) == ((0, 2 * 4 * 16), (4, 6)), "at one step"
+    at_once = expected(began, [batch(0, 8)])
+    assert at_once.train.global_batch_size == 8 and at_once.curriculum == began.curriculum
+
+
+def test_behind_a_curriculum_another_batch_begins_at_the_tokens_of_its_step(config: Path) -> None:
+    """Positions count pieces of four tokens."""
+    phases = ["curriculum.tokens=[0, 64]", "curriculum.seq_length=[4, 16]", "curriculum.global_batch_size=[4, 4]"]
+    found = expected(load(config, phases), [batch(6, 8)])
+    assert found.curriculum.tokens == (0, 64, 4 * 4 * 4 + 2 * 4 * 16)
+    assert found.curriculum.global_batch_size == (4, 4, 8)
+
+
+def test_a_key_that_the_run_began_without_is_unset_before_its_change(config: Path) -> None:
+    began = load(config)
+    line = Line("a", json.dumps({"change": {"optim.min_learning_rate": 1e-4}}), is_whole=True)
+    (change,) = Decided().with_line(line, began, 3).changes
+    now = in_force(began, [change.model_copy(update={"position": 12})])
+    assert change.was == {"optim.min_learning_rate": None} and now.optim.min_learning_rate == 1e-4
+    assert as_it_began(now, [change]) == began
+
+
+SECRET = "s3://me:s3cr3t@bucket/x"
+
+
+def test_who_asked_and_why_is_kept_without_credentials(finished: Finished, tmp_path: Path) -> None:
+    """Of a line that is refused too, and of the line that the command writes."""
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    request = {"change": {"train.steps": 9}, "by": f"Ada of {SECRET}", "reason": f"as in {SECRET}"}
+    ask(run, request)
+    (line,) = lines_of(run)
+    (change,) = Decided().with_line(line._replace(text=json.dumps(request)), load(finished.config), 6).changes
+    assert (change.by, change.reason) == ("Ada of s3://…@bucket/x", "as in s3://…@bucket/x")
+    assert change.asked == " by Ada of s3://…@bucket/x (as in s3://…@bucket/x)"
+    assert change.model_copy(update={"by": ""}).asked == " (as in s3://…@bucket/x)"
+    late = line._replace(text=json.dumps({**request, "at": 1}))
+    (refusal,) = Decided().with_line(late, load(finished.config), 6).refused
+    assert "s3cr3t" not in line.text + refusal.model_dump_json() and "step 1 is over" in refusal.reason
+
+
+def test_what_came_of_each_line_is_listed_in_their_order(finished: Finished, tmp_path: Path) -> None:
+    """The run has ended with step 6: a change behind it is still to come."""
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    assert listed(run) == [f"Nobody has asked {run} to change."]
+    late = json.dumps({"change": {"train.seed": 3}, "reason": SECRET})
+    write(run, rate(1e-3), late, rate(2e-3), late)
+    first, second, third, _ = lines_of(run)
+    was, values = {"optim.learning_rate": 1e-2}, {"optim.learning_rate": 2e-3}
+    changes = (
+        Change(at=6, values=values, was=was, line=third.known_as, by="Ada"),
+        Change(at=5, values={"optim.learning_rate": 1e-3}, was=was, line=first.known_as),
+    )
+    refusal = Refusal(line=second.known_as, text="", reason="it does not change.")
+    write_decided(run, Decided(changes=changes, refused=(refusal,)))
+    hidden_late = late.replace("me:s3cr3t", "…")
+    assert listed(run) == [
+        "changed behind step 5: optim.learning_rate = 0.001",
+        f"refused: {hidden_late}: it does not change.",
+        "changes behind step 6: optim.learning_rate = 0.002 by Ada",
+        f"not seen yet: {hidden_late}",
+    ]
+    (run / DECIDED).write_text("{")
+    with pytest.raises(ConfigError, match=rf"{DECIDED} cannot be read \(ValidationError\)"):
+        listed(run)
+
+
+def test_a_folder_with_a_configuration_alone_is_none_of_a_run(config: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not the folder of a run: it has no config\.toml and checkpoints/"):
+        listed(config.parent)
+    (config.parent / "checkpoints").mkdir()
+    assert listed(config.parent) == [f"Nobody has asked {config.parent} to change."]
+
+
+def test_a_run_that_its_patience_has_ended_goes_on_with_more_of_it(config: Path, tmp_path: Path) -> None:
+    """Two evaluations behind the best, at step 4; a change behind a later step comes too late."""
+    losses = "".join(f'{{"step": {n}, "validation_loss": {loss}}}\n' for n, loss in ((1, 1.0), (2, 2.0), (4, 1.5)))
+    (tmp_path / "metrics.jsonl").write_text(losses)
+
+    def more(at: int, patience: int = 3) -> Change:
+        return Change(at=at, values={"train.patience": patience}, was={"train.patience": 2}, line="1")
+
+    for given, changes, goes_on in (
+        (0, [], True),
+        (1, [], False),
+        (2, [], False),
+        (3, [], True),
+        (2, [more(4)], True),
+        (2, [more(5)], False),
+        (2, [more(4, 2)], False),
+    ):
+        began = load(config, [f"train.patience={given}", "train.steps=9"])
+        if goes_on:
+            _check_not_ended_early(tmp_path, began, changes, 4)
+        else:
+            with pytest.raises(ConfigError, match=r"it has ended with step 4: .*Raise train\.patience above 2 first"):
+                _check_not_ended_early(tmp_path, began, changes, 4)
+
+
+def test_what_is_asked_of_a_run_that_its_patience_has_ended_is_refused(finished: Finished, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    (run / "config.toml").write_text((run / "config.toml").read_text().replace("\npatience = 0\n", "\npatience = 1\n"))
+    (run / "metrics.jsonl").write_text(
+        '{"step": 3, "validation_loss": 1.0}\n{"step": 4, "validation_loss": 2.0, "loss": 2.0}\n'
+    )
+    assert load(run / "config.toml").train.patience == 1
+    with pytest.raises(ConfigError, match="is not changed: it has ended with step 4"):
+        ask(run, {"change": {"optim.learning_rate": 1e-3}})
+    assert not (run / CHANGES).exists()
+    ask(run, {"change": {"optim.learning_rate": 1e-3, "train.patience": 2}})
+    assert len(lines_of(run)) == 1
+
+
+def test_a_change_is_to_come_until_it_is_in_force_or_its_step_is_over() -> None:
+    changes = {
+        line: Change(at=at, values={"train.log_every": 3}, was={}, line=line)
+        for line, at in (("late", 9), ("over", 2), ("done", 5), ("now", 5), ("next", 6))
+    }
+    found = to_come(Decided(changes=tuple(changes.values())), [changes["done"]], 5)
+    assert [change.line for change in found] == ["now", "next", "late"]
+
+
+def test_what_is_decided_is_foreseen_though_new_lines_cannot_be_read(config: Path, tmp_path: Path) -> None:
+    began, run = load(config), tmp_path / "run"
+    (run / CHANGES).mkdir(parents=True)
+    change = Change(at=4, values={"train.log_every": 3}, was={"train.log_every": 1}, line="1")
+    write_decided(run, Decided(changes=(change,)))
+    assert foreseen(began, 0, run) == [change]
+    (run / DECIDED).write_text("{")
+    assert foreseen(began, 0, run) == []
+
+
+def test_a_run_may_be_started_with_any_value_that_it_has_had(config: Path, tmp_path: Path) -> None:
+    """As the record says that is named, here of another folder than the run's."""
+    record = tmp_path / "record"
+    record.mkdir()
+    change = Change(at=4, values={"optim.learning_rate": 3e-3}, was={"optim.learning_rate": 1e-2}, line="1")
+    write_decided(record, Decided(changes=(change,)))
+    for value in (1e-2, 3e-3):
+        assert as_the_run_began(load(config, [f"optim.learning_rate={value}"]), record) == load(config)
+    other = load(config, ["optim.learning_rate=0.5"])
+    with pytest.raises(ConfigError, match=r"optim\.learning_rate = 0\.5: the run has had 0\.01, 0\.003"):
+        as_the_run_began(other, record)
+    assert as_the_run_began(other) == other
+
+
+def test_a_name_of_a_file_and_a_value_may_have_signs_of_equality() -> None:
+    assert values_of([f"{BLEND}.a=b=0.5", f"{BLEND}.c.d=2"]) == {BLEND: {"a=b": 0.5, "c.d": 2}}
+    assert values_of(["optim.decay = a=b"]) == {"optim.decay": "a=b"}
+
+
+def test_bytes_that_are_no_text_spoil_their_line_alone(tmp_path: Path) -> None:
+    (tmp_path / CHANGES).write_bytes(b"\xff\n" + rate(1e-3).encode() + b"\n")
+    assert [line.text for line in lines_of(tmp_path)] == ["\ufffd", rate(1e-3)]
+
+
+def test_decisions_are_read_as_they_were_written(tmp_path: Path) -> None:
+    assert read_decided(tmp_path) == Decided()
+    change = Change(at=4, values={BLEND: {"a": 1.0}}, was={BLEND: None}, line="1", by="Ada", reason="why", position=9)
+    decided = Decided(changes=(change,), refused=(Refusal(line="2", text="[1]", reason="no"),))
+    write_decided(tmp_path, decided)
+    assert read_decided(tmp_path) == decided
