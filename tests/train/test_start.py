@@ -8,18 +8,25 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from colonnade.config.load import load
+from colonnade.config.check import Problem
+from colonnade.config.load import TomlFile, load
+from colonnade.config.schema import Config
 from colonnade.data.indexed import HEADER, bin_path, idx_path
-from colonnade.errors import ConfigError
+from colonnade.errors import ConfigError, LayoutError, LockError
 from colonnade.launch import launch
+from colonnade.lock import locked
 from colonnade.train import file_checks
 from colonnade.train import start as begin
 from colonnade.train.corpus import curriculum_of, open_corpus
+from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import CHANGES, occupy
+from colonnade.train.side_by_side import Share
+from colonnade.train.sweep import read_sweep
 from tests.commands import after_banner, forked, here
 from tests.commands import start as start_ranks
 from tests.runs import Finished, metrics, snapshot
@@ -87,6 +94,17 @@ def test_epochs_take_as_many_steps_as_use_them_up(config: Path, curriculum: list
     assert tokens[settings.train.steps - 1] < wanted <= tokens[settings.train.steps]
 
 
+def test_a_part_of_an_epoch_is_a_step_at_least_and_what_cannot_be_opened_is_told_by_others(config: Path) -> None:
+    text = config.read_text()
+    config.write_text(text.replace("steps = 6\n", "epochs = 1e-9\n"))
+    assert begin.load_for_run(config).train.steps == 1
+    config.write_text(text.replace("steps = 6\n", "epochs = 1\n"))
+    with pytest.raises(ConfigError, match=r"1 problem\n.*no nowhere\.bin"):
+        begin.load_for_run(config, ["data.train=nowhere"])
+    config.write_text(text.replace("steps = 6\n", "steps = 6\nepochs = 1\n"))
+    assert begin.load_for_run(config).train.steps == 6
+
+
 @pytest.mark.parametrize(
     ("ranks", "one_rank", "limit", "supervised"),
     [(1, True, 3, True), (1, True, 0, False), (1, False, 3, False), (2, False, 3, True), (2, True, 0, True)],
@@ -148,6 +166,24 @@ def test_a_rank_is_not_told_again(config: Path, monkeypatch: pytest.MonkeyPatch,
 def test_a_folder_that_is_no_text_is_told(config: Path) -> None:
     with pytest.raises(ConfigError, match=r"run\.folder = 5 is a number"):
         begin.load_for_run(config, ["run.folder=5"])
+
+
+@pytest.mark.parametrize("load_it", [begin.load_for_run, begin.load_for_plan], ids=["run", "plan"])
+def test_a_run_that_would_count_a_file_twice_is_refused(
+    config: Path, corpus: TinyCorpus, load_it: Callable[..., Config]
+) -> None:
+    """By a plan too, which looks into no file."""
+    config.write_text(config.read_text().replace(f'train = "{corpus.prefix}"\n', ""))
+    with pytest.raises(ConfigError, match="which are one file"):
+        load_it(config, [f'data.blend={{"{corpus.prefix}" = 1, "{corpus.folder}/./tokens" = 1}}'])
+
+
+def test_more_checks_are_told_with_the_others(config: Path) -> None:
+    def also(found: Config, uncertain: set[str]) -> list[Problem]:
+        return [Problem("one more", ("train.steps",))]
+
+    with pytest.raises(ConfigError, match=r"(?s)2 problems.*no nowhere\.bin.*one more"):
+        begin.load_for_run(config, ["data.train=nowhere"], also=also)
 
 
 # --- what a file leaves open ------------------------------------------------------------------------------------------
@@ -354,6 +390,135 @@ def test_a_dry_run_of_a_run_that_goes_on_changes_nothing(finished: Finished, tmp
     refused = forked(*command, "train.global_batch_size=8")
     assert refused.status == 2 and "train.global_batch_size: 4 -> 8" in refused.err, refused
     assert snapshot(run) == before
+
+
+# --- returning to a checkpoint ----------------------------------------------------------------------------------------
+
+
+def test_ranks_do_not_return_by_themselves(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that does it once is told, as it is written."""
+    monkeypatch.setattr(launch, "is_rank", lambda: True)
+    with pytest.raises(ConfigError) as told:
+        begin.roll_back(load(config), 4, RollbackOptions(skip=2))
+    assert f"`colonnade rollback {tmp_path / 'run'} 4 --skip 2`" in str(told.value)
+
+
+def test_a_folder_is_returned_where_it_is_a_runs_and_nobodys(finished: Finished, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    with pytest.raises(ConfigError, match=r"is not the folder of a run: it has no checkpoints/\. Name one"):
+        begin.roll_back_folder(tmp_path, 4, RollbackOptions())
+    with pytest.raises(ConfigError, match=r"--rate-factor 0\.5 and --rate-steps 0 go together"):
+        begin.roll_back_folder(run, 4, RollbackOptions(rate_factor=0.5))
+    with locked(run, "colonnade train", instead=None), pytest.raises(LockError, match="is in use by"):
+        begin.roll_back_folder(run, 4, RollbackOptions())
+    said = begin.roll_back_folder(run, 4, RollbackOptions())
+    assert said.startswith(f"{run} returns to step 4, to ")
+    assert said.endswith(" The checkpoints of steps 6 are deleted.")
+
+
+# --- who starts what --------------------------------------------------------------------------------------------------
+
+
+def test_ranks_of_another_number_than_the_layouts_leave_no_folder(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(LayoutError, match="The launcher started 2 ranks"), begin.owned(load(config)):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("limit", "dry_run", "watched"), [(3, False, True), (0, False, False), (3, True, False), (0, True, False)]
+)
+def test_ranks_that_are_not_started_again_are_started_once(
+    config: Path, monkeypatch: pytest.MonkeyPatch, limit: int, dry_run: bool, watched: bool
+) -> None:
+    """A dry run has lost nothing."""
+    told: list[str] = []
+
+    def run_ranks(ranks: int, command: list[str], **how: object) -> int:
+        told.append("once")
+        assert ranks == 2 and command[1:] == ["-m", "colonnade", "train", "c.toml"] and how["file"] == "text"
+        return 7
+
+    class Restarts:
+        def __init__(self, *given: object) -> None:
+            told.append("watched")
+
+        def run(self) -> int:
+            return 7
+
+    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(begin, "Restarts", Restarts)
+    settings = load(config, ["parallel.dp=2", f"restarts.limit={limit}"])
+    file = TomlFile(config, "text")
+    assert begin.supervise(settings, file, ["train", "c.toml"], (), (), dry_run=dry_run) == 7
+    assert told == ["watched" if watched else "once"]
+
+
+@pytest.mark.parametrize(
+    ("share", "device", "ranks", "gpus", "given"),
+    [
+        (Share(0, 1), "auto", 1, None, []),
+        (Share(0, 2), "auto", 1, [0], ["train.threads=4"]),
+        (Share(1, 2), "auto", 2, [2, 3], ["train.threads=2"]),
+        (Share(2, 3), "cpu", 1, None, ["train.threads=2"]),
+    ],
+)
+def test_a_point_has_its_gpus_and_threads_and_what_its_storage_has(
+    config: Path, monkeypatch: pytest.MonkeyPatch, share: Share, device: str, ranks: int, gpus: object, given: list[str]
+) -> None:
+    """Of eight GPUs and as many cores."""
+    text = config.read_text().replace("threads = 1\n", "").replace('device = "cpu"', f'device = "{device}"')
+    config.write_text(f"{text}\n[parallel]\ndp = {ranks}\n")
+    seen: list[object] = []
+    monkeypatch.delenv(launch.OPENMP, raising=False)
+    monkeypatch.setattr(launch, "num_cores", lambda: 8)
+    monkeypatch.setattr(begin, "count_gpus", lambda: 8)
+    monkeypatch.setattr(file_checks, "count_gpus", lambda: 8)
+    monkeypatch.setattr(launch, "hide_other_gpus", lambda places: seen.append([*places]))
+    monkeypatch.setattr(begin, "fetch", lambda file, overrides, settings: seen.append("fetched"))
+    monkeypatch.setattr(begin, "supervise", lambda settings, file, arguments, *more: seen.append(arguments) or 0)
+    assert begin.run_point(config, share) == 0
+    assert seen == [*([gpus] if gpus else []), "fetched", ["train", str(config), *given]]
+
+
+def test_threads_that_are_set_are_those_of_a_point(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(begin, "supervise", lambda settings, file, arguments, *more: seen.extend(arguments) or 0)
+    assert begin.run_point(config, Share(0, 2)) == 0 and seen == ["train", str(config)]
+
+
+def test_a_point_is_checked_for_its_score_and_its_share(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "num_cores", lambda: 2)
+    text = config.read_text()
+
+    def check(lines: str) -> None:
+        config.write_text(f"{text}\n[sweep]\ntrain.seed = [1, 2]\n{lines}\n")
+        sweep = read_sweep(config, [])
+        assert sweep is not None
+        config.write_text(text)
+        begin.check_point(config, sweep)
+
+    for lines in ("", "at_once = 2", 'score = "perplexity"'):
+        check(lines)
+    with pytest.raises(ConfigError, match=r"sweep\.at_once = 3 runs would share 2 cores"):
+        check("at_once = 3")
+    with pytest.raises(ConfigError, match="accuracy"):
+        check('score = "accuracy"')
+
+
+def test_runs_on_cpus_share_cores_though_there_are_gpus(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one run at a time has what it asks for, or is told by itself that there are too few."""
+    monkeypatch.setattr(launch, "num_cores", lambda: 4)
+    monkeypatch.setattr(begin, "count_gpus", lambda: 1)
+    on_gpus = load(config, ["train.device=cuda", "parallel.dp=2"])
+    begin.check_shares(load(config, ["train.device=cpu", "parallel.dp=2"]), 4)
+    begin.check_shares(on_gpus, 1)
+    with pytest.raises(ConfigError, match=r"2 runs of 2 ranks need 4 GPUs, and this machine has 1\. Use 1 or less"):
+        begin.check_shares(on_gpus, 2)
 
 
 # --- after a loss -----------------------------------------------------------------------------------------------------
