@@ -12,16 +12,20 @@ import pytest
 from colonnade.architecture.families import architecture_of
 from colonnade.config.load import load
 from colonnade.config.schema import DivergenceConfig
-from colonnade.errors import ColonnadeError, ConfigError
+from colonnade.errors import ColonnadeError, ConfigError, CopiesError
 from colonnade.launch.agreement import settings
 from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import loop
+from colonnade.train.best import Best
 from colonnade.train.divergence import Diverged, LossWatch
 from colonnade.train.step import StepResult
 from tests import tiny
 from tests.commands import forked
+from tests.distributed import run_on_ranks
 from tests.runs import Finished, events, metrics, saved_steps
 from tests.tiny import TinyCorpus, write_config
+from tests.told import Told
 
 EVALUATION = {"validation_loss", "validation_perplexity", "validation_bits_per_byte"}
 
@@ -203,6 +207,116 @@ def test_spikes_are_told_by_the_rules_of_the_configuration() -> None:
         loop._check_not_diverged(run, state, replace(result, loss=loss))
     with pytest.raises(Diverged, match="has loss 9"):
         loop._check_not_diverged(run, state, replace(result, loss=9.0))
+
+
+def patient(folder: Path, patience: int, mesh: Mesh) -> Any:
+    train, run = SimpleNamespace(patience=patience), SimpleNamespace(folder=str(folder))
+    return SimpleNamespace(config=SimpleNamespace(train=train, run=run), mesh=mesh, monitor=Told())
+
+
+@pytest.mark.parametrize(("patience", "is_enough"), [(0, False), (1, True), (2, True), (3, False)])
+def test_evaluations_in_a_row_that_were_none_the_better_are_enough(
+    tmp_path: Path, patience: int, is_enough: bool
+) -> None:
+    """Two behind the best one."""
+    losses = "".join(
+        f'{{"step": {n}, "validation_loss": {loss}}}\n' for n, loss in ((1, 1.5), (2, 1.0), (3, 2.0), (4, 1.0))
+    )
+    (tmp_path / "metrics.jsonl").write_text(losses)
+    run = patient(tmp_path, patience, Mesh())
+    assert loop._is_enough(run) == is_enough
+    assert run.monitor.of("stopped early") == [{"evaluations": 2}] * is_enough
+    said = f"The last 2 evaluations found no lower loss (train.patience = {patience})."
+    assert run.monitor.said == [said] * is_enough
+
+
+def test_what_rank_0_has_written_down_ends_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "validation_loss": 1.0}\n{"step": 2, "validation_loss": 2.0}\n'
+    )
+
+    def decide(rank: int, num_ranks: int) -> bool:
+        folder = tmp_path if rank == 0 else tmp_path / "of another machine"
+        return loop._is_enough(patient(folder, 1, build_mesh(Layout(dp=2), rank)))
+
+    assert run_on_ranks(decide, 2) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("code", "terminal", "said"), [(130, True, "\n"), (130, False, ""), (143, True, ""), (0, True, "")]
+)
+def test_what_is_said_behind_a_typed_ctrl_c_begins_a_line(
+    monkeypatch: pytest.MonkeyPatch, code: int, terminal: bool, said: str
+) -> None:
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: terminal))
+    interrupt: Any = SimpleNamespace(exit_code=code)
+    assert loop.after_ctrl_c(interrupt) == said
+
+
+def test_each_of_several_losses_is_told_by_its_name() -> None:
+    def told(*names: str) -> dict[str, float]:
+        state: Any = SimpleNamespace(model=SimpleNamespace(architecture=SimpleNamespace(losses=names)))
+        result: Any = SimpleNamespace(losses=(1.5, 0.5)[: len(names)])
+        return loop._each_loss(state, result)
+
+    assert told("masked", "order") == {"masked_loss": 1.5, "order_loss": 0.5} and told("loss") == {}
+
+
+def test_the_last_word_of_a_run_names_its_best_checkpoint(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, state = tiny.config(corpus, tmp_path), SimpleNamespace(step=6)
+    for best in (Best(4, 1.25), None):
+        told, found = Told(), best
+        monkeypatch.setattr(loop.recovery, "best", lambda config, found=found: found)
+        loop._finish(config, state, told)  # type: ignore[arg-type]
+        named = "; its best checkpoint is step_00000004 (validation loss 1.2500)" if best else ""
+        assert told.said == [f"Finished 6 steps. The run is in {config.run.folder}{named}."]
+        assert told.of("finished") == [
+            {"step": 6, **({"best": "step_00000004", "validation_loss": 1.25} if best else {})}
+        ]
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_copies_that_differ_are_compared_again_or_the_state_is_an_earlier_one(saves: bool) -> None:
+    """Which of both, the repair says."""
+    calls: list[str] = []
+
+    def differ(what: str) -> None:
+        calls.append(what)
+        if calls.count(what) == 1:
+            raise CopiesError("they differ")
+
+    def kept(is_earlier: bool) -> bool:
+        calls.clear()
+        checkpoints = SimpleNamespace(
+            save=lambda state, *, must: differ(f"save, must {must}"), compare=lambda state: differ("compare")
+        )
+        run: Any = SimpleNamespace(config=None, corpus=None, copies=None, checkpoints=checkpoints)
+        state, repair = SimpleNamespace(), lambda *_: is_earlier
+        return loop._kept(run, state, saves=saves, must=True, repair=repair)  # type: ignore[arg-type]
+
+    what = "save, must True" if saves else "compare"
+    assert kept(False) and calls == [what] * 2
+    assert not kept(True) and calls == [what]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_tells_what_happens_as_the_configuration_says(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(loop, "Monitor", lambda folder, **more: given.update(more))
+    monkeypatch.setattr(loop, "trackers", lambda config: ("a tracker",))
+    mesh: Any = SimpleNamespace(rank=rank, layout=Layout(dp=2))
+    data: Any = SimpleNamespace(vocab_size=275)
+    for limit in (0, 60):
+        keys = ("train.log_every=7", f"checkpoint.retry_for={limit}", "tracking.patience=3")
+        config = tiny.config(corpus, tmp_path, *keys)
+        loop._monitor(config, mesh, data, loop.torch.device("cpu"))
+        assert (given["active"], given["trackers"]) == ((True, ("a tracker",)) if rank == 0 else (False, ()))
+        assert (given["steps"], given["log_every"], given["tokens_per_step"]) == (6, 7, 64)
+        assert given["patient"] == bool(limit) and given["tracking_patience"] == 3
 
 
 def test_resuming_can_be_refused(finished: Finished) -> None:

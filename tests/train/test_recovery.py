@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,22 +20,28 @@ import torch
 
 from colonnade.checkpoint.manifest import read_manifest, to_json, verify
 from colonnade.checkpoint.names import MANIFEST
+from colonnade.checkpoint.saver import Saved
 from colonnade.checkpoint.snapshot import Snapshot
 from colonnade.config.defaults import BEFORE
 from colonnade.config.load import load
 from colonnade.data.tokenizer import Tokenizer, train_bpe
-from colonnade.mesh.mesh import Mesh
+from colonnade.errors import CheckpointError
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.optim.loss_scale import LossScale
-from colonnade.train import state
+from colonnade.train import recovery, state
 from colonnade.train.change import Change, in_force
 from colonnade.train.corpus import open_corpus
 from colonnade.train.divergence import LossWatch
-from colonnade.train.recovery import restore, saving
+from colonnade.train.recovery import Checkpoints, restore, saving
+from colonnade.train.save_retries import SaveRetries
 from tests.commands import after_banner, environment, forked, start
+from tests.distributed import run_on_ranks
 from tests.runs import Finished, assert_same, events, metrics, saved_steps, tensors, whole_tensors
 from tests.slow import first_fast
 from tests.tiny import VOCAB_SIZE, TinyCorpus, made_up, write_config
 from tests.tiny import config as config_of_tiny
+from tests.told import Told
 from tests.train.test_monitor import monitor, numbers
 
 LAYOUTS = {"serial": [], "tp=2": ["parallel.tp=2"], "dp=2": ["parallel.dp=2"]}
@@ -623,3 +630,188 @@ def test_a_checkpoint_from_before_this_metadata(finished: Finished, tmp_path: Pa
     rewritten(run / "checkpoints" / "step_00000004", forget)
     assert forked("train", finished.config, f"run.folder={run}").status == 0
     assert_same(run, finished.folder)
+
+
+# --- what is said and kept, in parts ----------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_told_and_what_waits_for_it_is_woken(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """A checkpoint that is the best of those that are there is told as that."""
+    settings, told, woken = config_of_tiny(corpus, tmp_path), Told(), list[str]()
+    uploads: Any = SimpleNamespace(wake=lambda: woken.append("woken"))
+    retries = SaveRetries(60.0)
+    retries.failed()
+    run = Path(settings.run.folder)
+    for step in (2, 4):
+        (run / "checkpoints" / f"step_0000000{step}").mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"step": 2, "validation_loss": 1.0}\n{"step": 4, "validation_loss": 2.0}\n')
+    for step in (2, 4):
+        path = run / "checkpoints" / f"step_0000000{step}"
+        recovery._tell(settings, told, retries, uploads, Saved(path, step, 0.12345, 2.00049))  # type: ignore[arg-type]
+    assert told.of("saved") == [
+        {"step": step, "checkpoint": f"step_0000000{step}", "blocked_seconds": 0.123, "seconds": 2.0} for step in (2, 4)
+    ]
+    assert told.of("best") == [{"step": 2, "checkpoint": "step_00000002", "validation_loss": 1.0}]
+    assert woken == ["woken"] * 2 and retries.failures == 0
+    kept = settings.checkpoint.model_copy(update={"keep_best": False})
+    assert recovery.best(settings) is not None
+    assert recovery.best(settings.model_copy(update={"checkpoint": kept})) is None
+
+
+def test_what_is_being_uploaded_stays_beside_what_stays_for_ever(corpus: TinyCorpus, tmp_path: Path) -> None:
+    settings = config_of_tiny(corpus, tmp_path, "checkpoint.keep=1", "checkpoint.keep_every=4")
+    uploads: Any = SimpleNamespace(in_use=lambda: (6,))
+    target = recovery._target(settings, monitor(tmp_path), uploads)
+    assert target.keep == 1 and {*target.spared([2, 4, 6, 8, 9])} == {4, 6, 8}
+
+
+def test_a_rank_without_weights_of_its_own_does_not_begin_without_a_checkpoint(
+    corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    """It was there when the rank started; else the run begins, and says by which version."""
+
+    class Monitor(Told):
+        def resume(self, step: int) -> None:
+            assert step == 0
+
+    settings, told, nobody = config_of_tiny(corpus, tmp_path), Monitor(), SimpleNamespace()
+    for drawn in (False, True):
+        began: Any = SimpleNamespace(drawn=drawn)
+        if drawn:
+            recovery.resume(began, settings, nobody, told, lambda *_: None)  # type: ignore[arg-type]
+        else:
+            with pytest.raises(CheckpointError, match="had a checkpoint when this rank started, and has none now"):
+                recovery.resume(began, settings, nobody, told, lambda *_: None)  # type: ignore[arg-type]
+    assert told.events == [("started", {"version": recovery.__version__})]
+
+
+def frozen(*names: str) -> Any:
+    """A state of three weights, of which these are frozen."""
+    weights = {name: SimpleNamespace(is_frozen=name in names) for name in ("a", "b", "c")}
+    model = SimpleNamespace(architecture=SimpleNamespace(weights=lambda: weights))
+    return SimpleNamespace(model=model, optimizer_state=[{"exp_avg": 0, "exp_avg_sq": 0}, {}])
+
+
+def test_weights_that_were_frozen_have_no_moments_in_a_checkpoint_and_that_is_said() -> None:
+    """Nor are weights of the base in it."""
+    manifest: Any = SimpleNamespace(metadata={"frozen": ["a"], "base": {"weights": ["b"]}})
+    assert recovery._lacks(frozen(), manifest) == {"optimizer.exp_avg.a", "optimizer.exp_avg_sq.a", "b"}
+    assert recovery._lacks(frozen(), SimpleNamespace(metadata={})) == set()  # type: ignore[arg-type]
+    for was, now, said in (
+        (["a", "b", "c"], ["c"], "2 weights that were frozen (a, b)"),
+        (["a", "b"], ["b", "c"], "1 weight that was frozen (a)"),
+    ):
+        (line,) = recovery._thawed(frozen(*now), SimpleNamespace(frozen=was))  # type: ignore[arg-type]
+        assert line == f"Trained from now on: {said}. Their moments begin at zero."
+    assert list(recovery._thawed(frozen("a"), SimpleNamespace(frozen=["a"]))) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "said"),
+    [
+        (None, None, ""),
+        ("base", "base", ""),
+        (None, "base", "has all weights, and the run would go on with adapters alone"),
+        ("base", None, "has adapters alone, and the run would go on with all weights"),
+    ],
+)
+def test_a_run_goes_on_with_adapters_alone_where_it_began_so(
+    monkeypatch: pytest.MonkeyPatch, there: str | None, here: str | None, said: str
+) -> None:
+    checked: list[object] = []
+    monkeypatch.setattr(recovery, "check_metadata", lambda *_: checked.append("metadata"))
+    monkeypatch.setattr(recovery, "check_base", lambda path, wanted, *_: checked.append(wanted))
+    monkeypatch.setattr(recovery, "metadata_of", lambda *_: SimpleNamespace(base=there))
+    base = here and SimpleNamespace(path=Path("base"), files={})
+    given: Any = (SimpleNamespace(base=base), None, None, Path("checkpoint"), None)
+    if said:
+        with pytest.raises(CheckpointError, match=f"checkpoint {said}: leave lora.rank and train.init_from as they"):
+            recovery._check_all(*given)
+    else:
+        recovery._check_all(*given)
+    assert checked == ["metadata", *(["base"] if there and here else [])]
+
+
+def checkpoints_of(mesh: Mesh, told: Told, retries: SaveRetries, **saver: Any) -> Checkpoints:
+    settings: Any = SimpleNamespace(checkpoint=SimpleNamespace(every=5))
+    nobody: Any = None
+    return Checkpoints(
+        SimpleNamespace(**saver), {}, settings, mesh, nobody, told, retries=retries,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_a_save_that_fails_is_told_with_its_tries_and_the_age_of_the_last_good_one() -> None:
+    now, told = [100.0], Told()
+    retries = SaveRetries(60.0, clock=lambda: now[0])
+    checkpoints, error = checkpoints_of(Mesh(), told, retries), CheckpointError("The disk is full.")
+    now[0] += 12.34
+    assert checkpoints._failed(error, 7) == 10.0
+    now[0] += 10.0
+    assert checkpoints._failed(error, 8) == 15.0
+    assert told.of("save failed") == [
+        {"step": 7, "reason": "The disk is full.", "tries": 1, "age": 12.3},
+        {"step": 8, "reason": "The disk is full.", "tries": 2, "age": 22.3},
+    ]
+    assert told.said[0].startswith(
+        "Saving at step 7 has failed: The disk is full.\nThe run goes on, and saves again in 10 s"
+    )
+    now[0] += 40.0
+    with pytest.raises(CheckpointError, match="The disk is full"):
+        checkpoints._failed(error, 9)
+
+
+def test_what_is_too_old_for_one_rank_ends_all() -> None:
+    """Their clocks differ."""
+
+    def failed(rank: int, num_ranks: int) -> bool:
+        retries = SaveRetries(60.0 if rank else 0.0)
+        try:
+            checkpoints_of(build_mesh(Layout(dp=2), rank), Told(), retries)._failed(CheckpointError("full"), 7)
+        except CheckpointError:
+            return True
+        return False
+
+    assert run_on_ranks(failed, 2) == [True, True]
+
+
+def test_a_save_behind_one_that_is_not_done_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Checkpoints, "payload", lambda self, state: None)
+    for is_busy in (True, False):
+        told = Told()
+        checkpoints_of(Mesh(), told, SaveRetries(0.0), is_busy=is_busy, save=lambda *_: None)._save(
+            SimpleNamespace(step=10)  # type: ignore[arg-type]
+        )
+        assert [line.startswith("Saving step 10 waits: ") for line in told.said] == [True] * is_busy
+        assert all("checkpoint.every (now 5)" in line for line in told.said)
+
+
+def test_copies_are_compared_with_all_that_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, dict[str, object]]] = []
+    copies = SimpleNamespace(check=lambda what, counts: seen.append((what, counts)))
+    monkeypatch.setattr(Checkpoints, "copies", lambda self, state: copies)
+    counted: Any = SimpleNamespace(step=7, samples=28, skipped=2, loss_scale=LossScale(64.0))
+    checkpoints_of(Mesh(), Told(), SaveRetries(0.0)).compare(counted)
+    assert seen == [("Step 7", {"step": 7, "samples": 28, "skipped steps": 2, "loss scale": 64.0})]
+
+
+def test_a_checkpoint_says_what_a_run_that_goes_on_is_held_against(corpus: TinyCorpus, tmp_path: Path) -> None:
+    settings = config_of_tiny(corpus, tmp_path, "optim.name=lamb", 'parts.frozen=["embedding.*"]', "train.precision=fp16")
+    opened = open_corpus(settings)
+    began = state.build_state(settings, Mesh(), opened.vocab_size, torch.device("cpu"))
+    began.step, began.samples, began.skipped = 3, 12, 1
+    found = recovery._metadata(began, settings, Mesh(), opened)
+    assert (found["step"], found["samples"], found["skipped_steps"]) == (3, 12, 1)
+    assert (found["optimizer"], found["global_batch_size"]) == ("lamb", 4)
+    assert found["frozen"] == ["embedding.tokens.weight", "embedding.positions.weight"] and "base" not in found
+    assert found["loss_scale"]["value"] == settings.train.loss_scale and found["labels"] == []
+    assert opened.tokenizer is not None and found["tokenizer_sha256"] == opened.tokenizer.sha256
+    assert found["versions"] == {"colonnade": recovery.__version__, "torch": torch.__version__}
+    assert found["layout"] == str(Layout()) and found["model"]["vocab_size"] == VOCAB_SIZE
+
+
+def test_a_run_without_a_tokenizer_goes_on_from_a_checkpoint_that_had_one(finished: Finished) -> None:
+    """What its ids mean is not known then."""
+    config = load(finished.config)
+    data = config.data.model_copy(update={"tokenizer": None})
+    config = config.model_copy(update={"data": data})
+    recovery.check_metadata(config, open_corpus(config), finished.newest, read_manifest(finished.newest))
