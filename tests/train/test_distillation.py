@@ -283,7 +283,6 @@ def test_what_is_stored_is_known_by_all_that_it_depends_on(
         ("model.seq_length=8", {"seq_length"}),
         ("data.no_loss_on=[3]", {"read"}),
         (f"data.cache={tmp_path / 'cache'}", set()),
-        ("data.readers=2", set()),
     ):
         assert changed(key) == names, key
     assert "data" in changed(f"data.train={other.prefix}", f"data.tokenizer={other.tokenizer}")

@@ -795,7 +795,9 @@ def test_copies_are_compared_with_all_that_is_counted(monkeypatch: pytest.Monkey
 
 
 def test_a_checkpoint_says_what_a_run_that_goes_on_is_held_against(corpus: TinyCorpus, tmp_path: Path) -> None:
-    settings = config_of_tiny(corpus, tmp_path, "optim.name=lamb", 'parts.frozen=["embedding.*"]', "train.precision=fp16")
+    settings = config_of_tiny(
+        corpus, tmp_path, "optim.name=lamb", 'parts.frozen=["embedding.*"]', "train.precision=fp16"
+    )
     opened = open_corpus(settings)
     began = state.build_state(settings, Mesh(), opened.vocab_size, torch.device("cpu"))
     began.step, began.samples, began.skipped = 3, 12, 1
