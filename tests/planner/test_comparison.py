@@ -1,6 +1,7 @@
 """Predicted beside measured."""
 
 import json
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,20 +11,24 @@ import pytest
 import torch
 
 from colonnade import cli
+from colonnade.config.schema import ParallelConfig
 from colonnade.errors import ConfigError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, paper_mesh
 from colonnade.planner import comparison
-from colonnade.planner.comparison import WALKED, compared, prediction, shown
+from colonnade.planner.comparison import WALKED, _is_soon_walked, compared, machine_of, prediction, shown
+from colonnade.planner.hardware import hardware
 from colonnade.planner.memory import Memory
 from colonnade.planner.predict import predict
 from tests import tiny
 from tests.commands import here
+from tests.parity.runs import Case, Way, configured
 from tests.runs import metrics
 
 
 def test_both_stand_under_the_same_keys() -> None:
-    predicted = {"memory": {"total_bytes": 5, "by_kind": {"parameters": 3}, "rank": 0}, "bytes_sent": {"tp": 7}}
+    memory = {"total_bytes": 5, "by_kind": {"parameters": 3}, "rank": 0}
+    predicted = {"memory": memory, "bytes_sent": {"tp": 7}, "hardware": "cpu"}
     measured = {"memory": {"total_bytes": 6}, "bytes_sent": {"tp": 7, "dp": 1}}
     assert compared(predicted, measured) == {
         "memory": {
@@ -66,11 +71,101 @@ def test_what_is_sent_before_the_first_step_is_no_steps() -> None:
 
 def test_the_first_step_of_a_start_does_not_count_where_others_follow() -> None:
     """It takes longer: kernels are chosen, memory is taken."""
-    steps = [{"seconds": seconds, "tokens_per_second": 60 / seconds} for seconds in (30.0, 2.0, 4.0)]
+    steps = [{"seconds": seconds, "tokens_per_second": 60 / seconds} for seconds in (30.0, 2.0, 4.0, 9.0)]
     watcher = comparison.Watcher(cast(Any, None), cast(Any, None), active=True)
-    for number, seconds, rate in ((3, 3.0, 22.5), (2, 2.0, 30.0), (1, 30.0, 2.0)):
+    for number, seconds, rate in ((4, 4.0, 15.0), (3, 3.0, 22.5), (2, 2.0, 30.0), (1, 30.0, 2.0)):
         found = watcher._measured(steps[:number], paper_mesh(Layout(), 0).ledger, torch.device("cpu"))
         assert (found["seconds_per_step"], found["tokens_per_second"]) == (seconds, rate)
+
+
+def test_memory_of_before_the_run_is_no_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the process had when its state was built: libraries, for the most part."""
+    watcher = comparison.Watcher(cast(Any, None), cast(Any, None), _before=400)
+    monkeypatch.setattr(comparison, "_most", lambda: 1_000)
+    step = {"seconds": 1.0, "tokens_per_second": 1.0}
+    found = watcher._measured([step], paper_mesh(Layout(), 0).ledger, torch.device("cpu"))
+    assert found["memory"] == {"total_bytes": 600}
+
+
+def test_memory_of_the_process_is_read_in_bytes() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    assert comparison._status("VmRSS") == pytest.approx(pages * os.sysconf("SC_PAGE_SIZE"), rel=0.1)
+    assert comparison._status("VmHWM") >= 0.9 * comparison._status("VmRSS")
+
+
+def test_rank_0_alone_writes_a_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "predict", lambda *_, **__: Memory(1, 0, 0, 0, 0, 0))
+    monkeypatch.setattr(comparison, "prediction", lambda *_: WHOLE)
+    corpus, decision = cast(Any, SimpleNamespace(vocab_size=5)), cast(Any, SimpleNamespace(products=None))
+    wrote = []
+    for rank in range(4):
+        (tmp_path / str(rank)).mkdir()
+        config = cast(Any, SimpleNamespace(run=SimpleNamespace(folder=tmp_path / str(rank))))
+        mesh, cpu = paper_mesh(Layout(tp=2, dp=2), rank), torch.device("cpu")
+        watcher = comparison.Watcher(cast(Any, lambda *_: None), cast(Any, None))
+        watcher.banner(config, mesh, cpu, corpus, decision, config)
+        wrote += [rank] * (tmp_path / str(rank) / comparison.PREDICTION).exists()
+    assert wrote == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "machine"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("Tesla V100-SXM3-32GB", "v100-dgx2h"),
+        ("NVIDIA L4", None),
+    ],
+)
+def test_a_gpu_is_timed_by_the_machine_that_is_bundled_for_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, machine: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert machine_of(torch.device("cuda")) == (None if machine is None else hardware(machine))
+    assert machine_of(torch.device("cpu")) == hardware("cpu")
+
+
+def test_what_is_received_is_not_predicted_to_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By axis, of all that a step sends; and memory has what is offloaded in it."""
+    flows = [("send", "pp", 7), ("receive", "pp", 5), ("all_reduce", "dp", 3), ("all_gather", "dp", 4)]
+    entries = [SimpleNamespace(operation=operation, axis=axis, bytes=size) for operation, axis, size in flows]
+    entries.append(SimpleNamespace(operation="all_reduce", axis="tp", bytes=0))
+    monkeypatch.setattr(comparison, "machine_of", lambda device: None)
+    monkeypatch.setattr(comparison, "walk", lambda *_, **__: SimpleNamespace(entries=entries))
+    config, decision = configured(Case(), Way(micro_batch_size=2)), cast(Any, SimpleNamespace(products=None))
+    found = prediction(config, 37, torch.device("cuda"), decision, Memory(10, 20, 0, 0, 30, 0, host=400))
+    assert found["bytes_sent"] == {"pp": 7, "dp": 7}
+    assert found["memory"] == {
+        "total_bytes": 460, "by_kind": {"parameters": 10, "gradients": 20, "activations": 30, "host": 400}, "rank": 0
+    }  # fmt: skip
+    assert found["hardware"] is found["seconds_per_step"] is found["tokens_per_second"] is None
+
+
+def test_a_start_has_time_for_some_micro_batches_of_gpipe() -> None:
+    def is_walked(schedule: str, count: int) -> bool:
+        train = SimpleNamespace(num_microbatches=lambda dp: count // dp)
+        return _is_soon_walked(
+            cast(Any, SimpleNamespace(parallel=ParallelConfig(schedule=schedule, dp=2), train=train))
+        )
+
+    assert [is_walked("gpipe", 2 * count) for count in (1, WALKED, WALKED + 1)] == [True, True, False]
+    assert is_walked("1f1b", 2 * (WALKED + 1)), "of others a few are walked, however many there are"
+
+
+def test_a_table_has_both_numbers_and_how_many_times_too_much_was_predicted(tmp_path: Path) -> None:
+    predicted = {**WHOLE, "tokens_per_second": 3000.0, "bytes_sent": {"tp": 0, "dp": 2000}, "seconds_per_step": 0.25}
+    measured = {"memory": {"total_bytes": 4}, "tokens_per_second": 1500.0, "bytes_sent": {"tp": 5, "dp": 2000}}
+    (tmp_path / comparison.PREDICTION).write_text(json.dumps(predicted))
+    (tmp_path / comparison.COMPARISON).write_text(json.dumps(compared(predicted, measured)))
+    lines = shown(tmp_path, as_json=False).splitlines()
+    assert [line.rsplit("  ", 1)[1].strip() for line in lines if "  " in line][1:] == [
+        "1.250", "2.000", "–", "1.000", "0.000"
+    ]  # fmt: skip
+    assert [line.split("  ")[0] for line in lines if line.startswith("sent")] == [
+        "sent over dp, a step", "sent over tp, a step"
+    ]  # fmt: skip
+    assert lines[-1] == "Times are those of cpu."
 
 
 def test_one_rank_of_each_stage_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
