@@ -105,6 +105,25 @@ def test_the_svg_names_colours_and_places_every_action() -> None:
     assert len({r.attrib["fill"] for r in rectangles if r is not None}) == 4, "two kinds, two chunks"
     words = [text.text for text in picture.iter(f"{SVG}text")]
     assert {"a < b & c", "stage 0", "stage 1", "F1.1", "forward", "backward"} <= set(words)
+    assert boxes[2].findtext(f"{SVG}title") == "forward of micro-batch 0, chunk 1, stage 0: 1 to 1.5"
+    assert "grey: waiting, paler: later chunk" in words and "F0" not in words
+
+
+def test_the_chunks_of_a_kind_go_from_its_first_colour_to_its_last() -> None:
+    colours = [draw._colour(Action("B", 0, chunk), 3) for chunk in range(3)]
+    assert colours[0] == draw.COLOURS["B"][0] and colours[2] == draw.COLOURS["B"][1] and len(set(colours)) == 3
+    assert draw._colour(Action("F", 0, 0), 1) == draw.COLOURS["F"][0], "of one chunk, the first"
+
+
+def test_an_svg_of_one_chunk_says_what_its_colours_are_and_when() -> None:
+    found = simulated("zero_bubble", 2, 3)
+    picture = ElementTree.fromstring(draw.svg(found, title="small"))
+    texts = [(text.text, float(text.attrib["x"])) for text in picture.iter(f"{SVG}text")]
+    legend = [text for text, _ in texts[-4:]]
+    assert legend == ["forward", "backward", "weight gradients", "grey: waiting"]
+    fills = [rect.attrib["fill"] for rect in picture.findall(f"{SVG}rect")[-3:]]
+    assert fills == [draw.COLOURS[kind][0] for kind in "FBW"]
+    assert ("0", draw.MARGIN) in texts, "the ruler begins where the first action does"
 
 
 def test_a_long_svg_is_narrowed_and_leaves_out_names_that_do_not_fit() -> None:

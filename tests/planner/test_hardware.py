@@ -61,11 +61,29 @@ def test_what_is_no_number_is_in_no_range() -> None:
         ("device = ", "no TOML file"),
         ('[device]\nkind = "tpu"', 'neither "cuda" nor "cpu"'),
         ("x = true", "x is unknown"),
+        (text("h100").replace("memory = 8e+10", "memory = true"), "device.memory = True is no number"),
+        (text("h100").replace("[device]", "[device]\ncores = true"), "device.cores = True is no number of cores"),
+        (text("h100").replace("[device]", "[device]\ncores = -1"), "device.cores = -1 is no number of cores"),
     ],
 )
 def test_files_that_describe_no_machine(content: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parsed(content, "mine.toml")
+
+
+def test_a_file_may_leave_out_its_name_its_kind_and_its_cores() -> None:
+    """A device of its own for each rank, named as the file; 0 cores says the same."""
+    lines = [line for line in text("h100").splitlines() if not line.startswith(("name =", "kind =", "cores ="))]
+    for cores in ("", "\ncores = 0"):
+        found = parsed("\n".join(lines).replace("[device]", f"[device]{cores}"), "mine.toml")
+        assert (found.name, found.kind, found.cores) == ("mine.toml", "cuda", 0)
+        assert found.figures == hardware("h100").figures
+
+
+def test_a_number_format_that_is_not_told_is_as_fast_as_fp32() -> None:
+    found = hardware("h100")
+    assert found.peak("bfloat16") == found["device.peak_flops.bfloat16"] != found["device.peak_flops.float32"]
+    assert found.peak("int64") == found["device.peak_flops.float32"]
 
 
 def test_operators_may_have_seconds_an_element() -> None:
@@ -208,6 +226,10 @@ def test_what_is_timed_under_a_name_is_the_operator_that_a_step_has_by_it(monkey
 def test_an_unknown_name() -> None:
     with pytest.raises(ConfigError, match="Did you mean a100-80gb"):
         hardware("a100")
+    with pytest.raises(ConfigError, match="Did you mean v100-dgx2h"):
+        hardware("v")
+    with pytest.raises(ConfigError, match="Did you mean h100"):
+        hardware("h10O")
 
 
 def test_attention_is_measured_as_a_share_of_what_products_reach(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,13 +38,22 @@ def test_remedies_begin_with_what_helps_most(config: Path) -> None:
     settings = load(config)
     assert "micro_batch_size (now 2)" in remedies(settings, Memory(1, 1, 1, 1, activations=9))[0]
     assert "parallel.zero (now 0)" in remedies(settings, Memory(9, 9, 9, 1, activations=1))[0]
+    half = load(
+        config, ["parallel.recompute=selective", "parallel.zero=2", "parallel.dp=2", "train.micro_batch_size=1"]
+    )
+    told = remedies(half, Memory(3, 3, 3, 1, activations=11))
+    assert ['"full" (now "selective")' in told[0], "zero (now 2) with parallel.dp (now 2)" in told[1]] == [True, True]
+    assert "parallel.zero" in remedies(half, Memory(3, 3, 3, 2, activations=11))[0], (
+        "half of it all is no more than half"
+    )
     sparing = load(config, ["train.micro_batch_size=1", "parallel.recompute=full", "parallel.zero=3"])
     assert [each.split()[0] for each in remedies(sparing, Memory(9, 9, 9, 1, 1))] == ["cut", "make"]
 
 
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")], ids=repr)
 @pytest.mark.parametrize("step", [None, 3])
 def test_what_is_refused_is_held_against_the_plan_of_this_stage(
-    config: Path, monkeypatch: pytest.MonkeyPatch, step: int | None
+    config: Path, monkeypatch: pytest.MonkeyPatch, step: int | None, error: Exception
 ) -> None:
     asked: list[tuple[int, int, torch.device]] = []
 
@@ -60,7 +69,7 @@ def test_what_is_refused_is_held_against_the_plan_of_this_stage(
         pytest.raises(MemoryShortError, match=f"^Rank 5 has run out of memory {when}: "),
         memory_limit.within_memory(load(config), 77, mesh, device),
     ):
-        raise MemoryError
+        raise error
     assert mesh.pp.rank == 2 and asked == [(77, 2, device)]
 
 

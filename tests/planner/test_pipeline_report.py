@@ -92,10 +92,21 @@ def test_json_has_the_same_numbers() -> None:
     assert sum(stage["parameters_of_mean"] for stage in found["stages"]) == pytest.approx(4)
     assert (found["virtual_stages"], found["bubble_by_work"]) == (1, plan.bubble_by_work)
     assert [stage["busy"] for stage in found["stages"]] == [stage.busy for stage in plan.stages]
+    assert (found["makespan"], found["cuts_by_work"]) == (plan.simulation.makespan, list(plan.cuts_by_work))
     assert found["stages"][0]["chunks"] == [["embedding", "blocks.0"]]
     for name, key in (("parameters", "parameters_of_mean"), ("work", "work_of_mean")):
         values = [getattr(stage, name) for stage in plan.stages]
         assert [stage[key] for stage in found["stages"]] == pytest.approx([4 * each / sum(values) for each in values])
+
+
+def test_numbers_of_stages_that_differ_are_those_of_each() -> None:
+    """With a heavy head: what JSON tells of its cuts are those that would be better, not those that it has."""
+    plan = small(vocab_size=5000)
+    found = as_json(plan)
+    assert [stage["peak_activations"] for stage in found["stages"]] == [4, 3, 2, 1]
+    assert [len(units) for stage in found["stages"] for units in stage["chunks"]] != found["cuts_by_work"]
+    assert found["bubble_by_work"] < found["bubble"] and found["bubble"] > found["bubble_of_equal_stages"]
+    assert found["makespan"] > max(plan.simulation.busy) == found["makespan"] * found["stages"][3]["busy"]
 
 
 def test_the_picture_is_written_with_its_folder(tmp_path: Path) -> None:

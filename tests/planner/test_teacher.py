@@ -1,5 +1,6 @@
 """What a teacher takes beside its student."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,73 @@ def test_hidden_states_are_those_of_every_chunk_of_a_stage(monkeypatch: pytest.M
     first, second = (min(layers) for layers in held)
     assert activations(first) - activations() == activations(second) - activations() == of_one
     assert activations(first, second) - activations() == 2 * of_one
+
+
+def added(
+    monkeypatch: pytest.MonkeyPatch,
+    way: Way,
+    case: Case,
+    *,
+    stage: int = 0,
+    top_k: int | None = None,
+    gpu: bool = False,
+) -> Memory:
+    """What a teacher that is twice as wide as its student adds on a rank of this stage."""
+    config = configured(case, way)
+    teacher = config.model.model_copy(update={"hidden_size": 2 * config.model.hidden_size})
+    monkeypatch.setattr(planner_teacher, "teacher_model", lambda path: teacher)
+    chosen = DistillationConfig(teacher="teacher", top_k=top_k)
+    taught = config.model_copy(update={"distillation": chosen})
+    return with_teacher(Memory(1, 2, 3, 4, 5, 6), taught, 37, stage=stage, device="cuda" if gpu else "cpu")
+
+
+@pytest.mark.parametrize(("tp", "dp"), [(1, 1), (2, 1), (1, 2)])
+def test_of_a_pipeline_the_last_stage_has_what_the_teacher_says(
+    monkeypatch: pytest.MonkeyPatch, tp: int, dp: int
+) -> None:
+    """Of every micro-batch of this rank what the teacher's output layer reads; three matrices of logits of one."""
+    case, way = Case(precision="bf16"), Way(pp=2, tp=tp, dp=dp, micro_batch_size=2)
+    length, tokens = configured(case, way).model.seq_length, 8 // dp * configured(case, way).model.seq_length
+    first, last = (added(monkeypatch, way, case, stage=stage) for stage in (0, 1))
+    assert (first.activations, first.operators) == (5, 6)
+    assert last.activations - 5 == tokens * 2 * configured(case, way).model.hidden_size * 2
+    assert last.operators - 6 == 3 * 2 * length * -(-37 // tp) * 4
+    assert (last.gradients, last.optimizer, last.buffers) == (2, 3, 4), "it is not trained"
+
+
+def test_each_rank_has_its_shards_of_its_stage_of_a_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the numbers of the run, without gradients; one whose answers are stored has no weights."""
+    case = Case(precision="bf16")
+    whole = added(monkeypatch, Way(micro_batch_size=2), case).parameters - 1
+    stages = [added(monkeypatch, Way(pp=2, micro_batch_size=2), case, stage=stage).parameters - 1 for stage in (0, 1)]
+    assert max(stages) < whole <= sum(stages)
+    assert whole / 2 < added(monkeypatch, Way(tp=2, micro_batch_size=2), case).parameters - 1 < 0.6 * whole
+    wide = added(monkeypatch, Way(micro_batch_size=2), replace(case, precision="fp32")).parameters - 1
+    assert wide == 2 * whole
+    assert added(monkeypatch, Way(micro_batch_size=2), case, top_k=9).parameters == 1
+
+
+@pytest.mark.parametrize(("precision", "width"), [("bf16", 4), ("fp64", 8)])
+def test_answers_that_are_stored_are_tokens_and_their_chances(
+    monkeypatch: pytest.MonkeyPatch, precision: str, width: int
+) -> None:
+    case, way = Case(precision=precision), Way(micro_batch_size=2)
+    found = added(monkeypatch, way, case, top_k=9)
+    assert found.activations - 5 == 8 * configured(case, way).model.seq_length * 9 * (8 + width)
+
+
+def test_of_labels_a_teacher_says_one_number_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no logits of a vocabulary are computed."""
+    case, way = Case(block="labels", precision="bf16"), Way(micro_batch_size=2)
+    labels = configured(case, way).model.num_labels
+    assert labels is not None and labels > 1
+    found = added(monkeypatch, way, case)
+    assert (found.activations - 5, found.operators) == (8 * labels * 4, 6)
+
+
+def test_logits_are_computed_in_chunks_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Larger ones on a GPU."""
+    case, way = Case(precision="bf16"), Way(micro_batch_size=2)
+    monkeypatch.setattr(planner_teacher, "CHUNK_LOGITS", 50)
+    monkeypatch.setattr(planner_teacher, "CUDA_CHUNKS", 3)
+    assert [added(monkeypatch, way, case, gpu=gpu).operators - 6 for gpu in (False, True)] == [3 * 50 * 4, 3 * 150 * 4]

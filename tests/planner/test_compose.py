@@ -1,0 +1,106 @@
+"""Layouts put together from what units cost: time and memory of small ones, by hand."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from colonnade.config.schema import Config
+from colonnade.planner.compose import Composer, Kept, Work, _filling, _unit_work, _with_traffic
+from colonnade.planner.cost import Cost
+from colonnade.planner.hardware import hardware
+from colonnade.planner.kept import Handed
+from colonnade.planner.kept import Kept as OfAUnit
+from colonnade.planner.memory import buffer_bytes
+from colonnade.planner.unit_times import Costs, UnitCost, _cost
+from tests.parity.runs import Case, Way, configured
+
+A100 = hardware("a100-80gb")
+
+
+def config(**keys: Any) -> Config:
+    found = configured(Case(drop=0.0, precision="bf16", vocab_size=64, num_layers=6), Way(micro_batch_size=1))
+    return found.model_copy(update={"parallel": found.parallel.model_copy(update=keys)})
+
+
+def composer(machine: Any = A100) -> Composer:
+    return Composer(config(), 64, Cost(machine, 8))
+
+
+def test_a_layer_that_is_computed_again_has_its_forward_in_its_backward() -> None:
+    """But no weight gradients more; and what is not computed again takes what it took."""
+    costs = Costs({"block": UnitCost(1.0, 2.0, 4.0, 0, 0, 0)}, {})
+    block: Any = SimpleNamespace(kind="block", recomputes=True)
+    head: Any = SimpleNamespace(kind="block", recomputes=False)
+    assert _unit_work(costs, block, True) == (1.0, 3.0, 4.0)
+    assert _unit_work(costs, block, False) == _unit_work(costs, head, True) == (1.0, 2.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("gather", "reduce", "found"),
+    [(4.0, 5.0, (4.0, 6.0, 3.0)), (0.5, 1.0, (1.0, 2.0, 3.0)), (0.0, 6.0, (1.0, 3.0, 3.0))],
+)
+def test_of_traffic_beside_computation_the_slower_counts(
+    gather: float, reduce: float, found: tuple[float, float, float]
+) -> None:
+    """Parameters beside forward; those and gradients beside both halves of backward."""
+    assert _with_traffic(Work(1.0, 2.0, 3.0), gather, reduce) == found
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual_stages", "seconds"), [("1f1b", 1, 9.0), ("interleaved", 2, 4.5), ("zero_bubble", 1, 6.0)]
+)
+def test_a_pipeline_fills_by_all_stages_but_the_slowest(schedule: str, virtual_stages: int, seconds: float) -> None:
+    """Under zero_bubble two stages hide weight gradients, and as much as is least of all."""
+    times = [Work(1.0, 1.0, 2.0), Work(2.0, 4.0, 2.0), Work(2.0, 2.0, 1.0)]
+    assert _filling(times, config(pp=3, schedule=schedule, virtual_stages=virtual_stages)) == seconds - (
+        schedule == "zero_bubble"
+    ) * (6.0 - (1.0 + 1.0 - 1.0) - (2.0 + 2.0 - 1.0))
+
+
+def test_the_optimizer_reads_and_writes_what_a_rank_has() -> None:
+    """Where it is offloaded, in CPU memory, with gradients and weights over the link."""
+    machine = A100.having(
+        device__memory_bandwidth=1e10, products__memory=0.5, host__memory_bandwidth=1e9, host__link_bandwidth=1e8
+    )
+    seconds = composer(machine)._optimizer
+    assert seconds(10**9, config(dp=4)) == pytest.approx(28 / 5)
+    assert seconds(10**9, config(dp=4, zero=1)) == pytest.approx(28 / 5 / 4)
+    assert seconds(10**9, config(dp=4, zero=1, offload=True)) == pytest.approx((28 + 60) / 4)
+
+
+def test_what_stages_send_is_a_micro_batch_of_the_stream() -> None:
+    """To the rank of the next stage, which is as many ranks further as a stage has."""
+    machine = A100.having(island__size=4, node__size=8)
+    found, way = composer(machine)._transfer, {"pp": 2, "dp": 2}
+    size = 1 * 8 * 16 * 2
+    assert found(config(dp=4)) == 0.0
+    assert found(config(**way, tp=1)) == Cost(machine, 8).move("send", size, (0, 2))
+    assert found(config(**way, tp=2)) == Cost(machine, 8).move("send", size, (0, 4)) > found(config(**way, tp=1))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual_stages", "live"),
+    [("gpipe", 1, (8, 8)), ("1f1b", 1, (2, 1)), ("zero_bubble", 1, (2, 2)), ("interleaved", 2, (5, 3))],
+)
+def test_micro_batches_live_as_long_as_their_schedule_keeps_them(
+    schedule: str, virtual_stages: int, live: tuple[int, int]
+) -> None:
+    way = config(pp=2, schedule=schedule, virtual_stages=virtual_stages)
+    assert tuple(composer().live(way, stage) for stage in (0, 1)) == live
+
+
+@pytest.mark.parametrize(("zero", "more"), [(1, 0), (2, 20 * 100), (3, 24 * 100)])
+def test_memory_has_what_micro_batches_keep_and_what_is_gathered(zero: int, more: int) -> None:
+    """Of the largest unit: under ZeRO 2 its gradients on their way, under ZeRO 3 its parameters too."""
+    way = config(pp=2, dp=2, zero=zero, schedule="interleaved", virtual_stages=2)
+    found = composer()._memory(0, 1600, Kept(each=1000, once=70, largest=100), way)
+    assert found == buffer_bytes(1600, way.parallel, way.train) + 5 * 500 + 70 + more
+
+
+def test_a_unit_keeps_what_it_makes_and_hands_on_and_no_more() -> None:
+    """What it hands on as it came is another's. It works with the most that either half makes, beside what it keeps."""
+    kept = OfAUnit(100, (Handed(30), Handed(50, source=0), Handed(7)), forward=150, backward=40)
+    assert _cost({"F": 1.0, "B": 2.0}, kept) == UnitCost(1.0, 2.0, 0.0, kept=137, handed=37, working=50)
+    late = OfAUnit(100, (Handed(30),), forward=110, backward=40)
+    assert _cost({"F": 1.0, "B": 2.0, "W": 3.0}, late) == UnitCost(1.0, 2.0, 3.0, kept=130, handed=30, working=40)
