@@ -1,6 +1,7 @@
 """The ledger: what was sent, how much, on which axis, and who asked."""
 
 import inspect
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -237,3 +238,25 @@ def test_what_is_waited_for_is_known_meanwhile_and_a_failure_is_told_first() -> 
         ledger.wait(entry, fail)
     assert told == [(caught.value, True)] and ledger.waiting is None
     assert ledger.wait(entry, lambda: 5) == 5
+
+
+def test_a_device_that_stood_still_is_counted_when_it_has_come_that_far() -> None:
+    """Its events are in milliseconds; a pair that is not over yet counts later, and each once."""
+    over = [False]
+
+    def pair(milliseconds: float, is_over: list[bool]) -> tuple[Any, Any]:
+        began = SimpleNamespace(elapsed_time=lambda ended: milliseconds)
+        return began, SimpleNamespace(query=lambda: is_over[0])
+
+    ledger = Ledger(waited=1.0, stalls=[pair(2000.0, [True]), pair(500.0, over), pair(1000.0, [True])])
+    assert ledger.stood_still() == ledger.stood_still() == 4.0
+    over[0] = True
+    assert ledger.stood_still() == ledger.stood_still() == 4.5
+    assert Ledger(waited=1.0).stood_still() == 1.0, "nobody timed a device"
+
+
+def test_waits_add_up() -> None:
+    ledger = Ledger(waited=100.0)
+    for _ in range(2):
+        ledger.wait(ledger.open("all_reduce", "tp", torch.ones(2), Site("somewhere.py:1")), lambda: time.sleep(0.01))
+    assert 100.02 <= ledger.waited < 200.0
