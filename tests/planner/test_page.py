@@ -10,17 +10,22 @@ import pytest
 
 from colonnade.config.schema import Config, RunConfig
 from colonnade.drawing.scale import short
+from colonnade.mesh.layout import Layout
+from colonnade.pipeline.schedule import Action
+from colonnade.pipeline.simulate import Event, Simulation
 from colonnade.planner import page_memory, page_time
 from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import estimate
 from colonnade.planner.estimate_report import as_json, as_text
 from colonnade.planner.hardware import hardware
-from colonnade.planner.operators import Operator
+from colonnade.planner.memory import Memory
+from colonnade.planner.operators import Operator, Section
 from colonnade.planner.page import Plan, _spans, busiest, of_search, page, walks_of
 from colonnade.planner.pipeline import plan_pipeline
-from colonnade.planner.ranks import plan_run
+from colonnade.planner.ranks import RankKind, RankPlan, plan_run
 from colonnade.planner.search import Confirmed, Search, search
 from colonnade.planner.search_report import layout_in_words
+from colonnade.planner.timeline import Played
 from tests.parity.runs import Case, Way, configured
 from tests.report.test_page import EVIL, Reader
 
@@ -149,3 +154,117 @@ def test_a_search_shows_its_front() -> None:
     dots = text.split("<b>Layouts</b>")[1].split("</figure>")[0]
     assert dots.count('class="dots c0"') == len(found.front) and dots.count('class="dots c1"') == 1
     assert all(layout_in_words(each) in text for each in found.front[:5])
+
+
+# --- pieces by hand ---------------------------------------------------------------------------------------------------
+
+
+def ranks(**more: int) -> RankPlan:
+    """Two stages of 3 and 5 kB, as all kinds of memory."""
+    small, large = Memory(1_000, 0, 0, 0, activations=2_000), Memory(1_000, 0, 0, 0, activations=4_000, **more)
+    sent = {("all_reduce", "tp"): (3, 2_000), ("send", "pp"): (1, 500)}
+    return RankPlan(Layout(pp=3), 7, 7, (RankKind((0, 1), 2, small, {}), RankKind((2,), 1, large, sent)))
+
+
+def widths(html: str) -> list[float]:
+    return [float(each) for each in re.findall(r'<rect [^>]*width="([\d.]+)"', html) if float(each)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "length"), [(None, 5_000), (8_000.0, 8_000), (4_000.0, 5_000), (19_999.0, 19_999), (20_000.0, 5_000)]
+)
+def test_bars_of_memory_are_as_long_as_the_device_where_a_rank_takes_a_quarter_of_it(
+    limit: float | None, length: float
+) -> None:
+    found = widths(page_memory.by_kind(ranks(), limit))
+    assert found == pytest.approx([1000 * size / length for size in (1_000, 2_000, 1_000, 4_000)], abs=0.01)
+
+
+def test_a_line_of_memory_has_every_number_and_what_is_offloaded_apart() -> None:
+    words = Reader(page_memory.by_kind(ranks(host=70_000), None)).text
+    assert "operators in all CPU memory" in " ".join(words.split())
+    assert "0–1 2 1 kB 0 B 0 B 0 B 2 kB 0 B 3 kB 0 B" in " ".join(words.split())
+    assert "2 1 1 kB 0 B 0 B 0 B 4 kB 0 B 5 kB 70 kB" in " ".join(words.split())
+    assert "CPU memory" not in Reader(page_memory.by_kind(ranks(), None)).text
+
+
+def test_traffic_of_a_page_is_told_by_axis_and_operation_with_how_often() -> None:
+    html = page_memory.traffic(ranks())
+    words = " ".join(Reader(html).text.split())
+    assert "2 pp send 1 500 B" in words and "2 tp all_reduce 3 2 kB" in words
+    assert widths(html) == pytest.approx([200.0, 800.0])
+    nothing = replace(ranks(), kinds=ranks().kinds[:1])
+    assert Reader(page_memory.traffic(nothing)).text == "Ranks send nothing."
+
+
+def test_memory_changes_where_operators_and_collectives_come_or_when() -> None:
+    """Two sections; places are events before, or seconds, of sections as long as the schedule has them."""
+    add = Operator("add", 0, 10**9, "float32")
+    sections = (
+        Section(None, [add, add], alive=[(0, 5), (1, 7)]),
+        Section(None, [add] * 4, alive=[(0, 3), (3, 9)]),
+    )
+    walk: Any = SimpleNamespace(memory=Memory(100, 20, 3, 50, 60, 70, host=80), sections=sections)
+    found = page_memory.course(walk, None, None)
+    assert found == ([0.0, 0.0, 1.0, 2.0, 5.0], [123, 128, 130, 126, 132], 6.0)
+    timed = page_memory.course(walk, [(0.0, 10.0), (20.0, 28.0)], Cost(A100))
+    assert timed.places == pytest.approx([0.0, 0.0, 5.0, 20.0, 26.0], abs=0.03)
+    assert (timed.sizes, timed.end) == (found.sizes, 28.0)
+
+
+def simulated(stages: int, actions: int = 2) -> Simulation:
+    events = tuple(Event(Action("F", number), float(number), number + 1.0) for number in range(actions))
+    return Simulation((events,) * stages, (1,) * stages)
+
+
+def test_a_pipeline_is_drawn_as_far_as_one_can_see_it_and_that_is_said() -> None:
+    short, long = (page_time.pipeline(simulated(2, actions=count), about="it") for count in (72, 144))
+    assert "goes on like this" not in short and short.count('class="kF"') == 2 * 72
+    assert "The first 50.0% of the schedule is drawn" in long and long.count('class="kF"') == 2 * 72
+    assert "stages are drawn" not in page_time.pipeline(simulated(64), about="it")
+    many = page_time.pipeline(simulated(65), about="it", note="Mark this.")
+    assert "The first 64 of 65 stages are drawn." in many and "Mark this." in many and "stage 63" in many
+
+
+def test_a_step_goes_to_what_each_stage_spends_it_on_and_the_rest_is_waiting() -> None:
+    """What most of it goes to first; less than a thousandth is no waiting."""
+    played = {
+        0: Played((), {"tp": 1.0, "products": 4.0, "memory": 0.0}), 2: Played((), {"products": 6.0, "tp": 3.995})
+    }  # fmt: skip
+    found: Any = SimpleNamespace(seconds_per_step=10.0, played=played)
+    words = " ".join(Reader(page_time.parts(found)).text.split())
+    table = words[words.rindex("stage 0 stage 2") :]
+    assert re.match(r"stage 0 stage 2 matrix products 4(\.\d+)? s · 40.0% 6(\.\d+)? s · 60.0% ", table), table
+    assert re.search(r"waiting for other stages and data, and checkpoints 5(\.\d+)? s · 50.0%$", table), table
+
+
+def test_what_an_operator_waits_for_is_its_start_where_that_takes_longest() -> None:
+    cost = Cost(A100.having(device__kernel_seconds=1e-5))
+    product = Operator("mm", 2 * 4096**3, 6 * 4096**2, "bfloat16", (1, 4096, 4096, 4096))
+    assert page_time._bound(product, cost) == "arithmetic"
+    assert page_time._bound(Operator("add", 0, 10**9, "float32"), cost) == "memory"
+    assert page_time._bound(Operator("add", 0, 10, "float32"), cost) == "its start"
+
+
+def test_operators_that_are_alike_are_one_line_and_those_that_take_most_come_first() -> None:
+    cost = Cost(A100)
+    small, large = Operator("add", 0, 10**6, "float32"), Operator("mul", 0, 10**8, "float32")
+    found = page_time.alike([small, large, small], cost)
+    assert [(each.operator, each.count) for each in found] == [(large, 1), (small, 2)]
+    assert found[1].seconds == pytest.approx(2 * cost.operator(small))
+    many: Any = [Operator("add", 0, 10**6 + number, "float32") for number in range(27)]
+    shown: Any = SimpleNamespace(cost=cost, peak=1.0, walks={0: SimpleNamespace(operators=many)})
+    assert "… and 2 more kinds of operators that take less." in Reader(page_time.roofline(shown, 0)).text
+    all_: Any = SimpleNamespace(cost=cost, peak=1.0, walks={0: SimpleNamespace(operators=many[:25])})
+    assert "more kinds" not in Reader(page_time.roofline(all_, 0)).text
+
+
+def test_sections_of_a_stage_are_where_its_actions_are_in_the_schedule() -> None:
+    """Behind what comes before the schedule; what comes behind it follows the last action."""
+    events = [[Event(Action("F", 0), 1.0, 2.0), Event(Action("B", 0), 5.0, 7.0)]] * 2
+    found: Any = SimpleNamespace(
+        played={1: Played((0.5, 9.0, 9.0, 0.25), {})}, simulation=SimpleNamespace(events=events)
+    )
+    assert _spans(found, 1) == [(0.0, 0.5), (1.5, 2.5), (5.5, 7.5), (7.5, 7.75)]
+    alone: Any = SimpleNamespace(played={0: Played((0.5, 1.0, 2.0), {})}, simulation=SimpleNamespace(events=events[:1]))
+    assert _spans(alone, 0) == [(0.0, 0.5), (0.5, 1.5), (1.5, 3.5)]

@@ -1,5 +1,7 @@
 """What `plan` says of each kind of rank: the sums of the planner's parts, and the paper's numbers where it has some."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -135,3 +137,49 @@ def test_traffic_is_told_by_its_bytes_however_often_it_is_sent() -> None:
     traffic = {("all_reduce", "tp"): (2, 5_000_000), ("all_gather", "dp"): (100_000, 8)}
     lines = _traffic(SimpleNamespace(kinds=[SimpleNamespace(traffic=traffic, stages=[0])]))  # type: ignore[arg-type]
     assert "all_reduce" in lines[-1] and "5.00 MB" in lines[-1] and not any("all_gather" in line for line in lines)
+
+
+FIRST = Memory(1_000, 2_000, 3_000, 4_000, activations=5_000, operators=6_000)
+SENT = {("all_reduce", "tp"): (3, 2_000), ("send", "pp"): (2, 1_000), ("receive", "pp"): (1, 999)}
+TWO_KINDS = RankPlan(
+    Layout(tp=2, pp=4),
+    parameters=12_345,
+    trained=12_345,
+    kinds=(
+        RankKind((0, 1, 3), 1_200, FIRST, SENT),
+        RankKind((2,), 2, replace(FIRST, host=70_000, parameters=20_000), dict(reversed(SENT.items()))),
+    ),
+)
+"""Which differ in memory alone."""
+
+
+def test_a_table_of_ranks_has_a_line_of_each_kind() -> None:
+    lines = as_text(TWO_KINDS).splitlines()
+    assert lines[0] == "12,345 parameters on 8 ranks (pp4 dp1 tp2)"
+    memory = [re.split(r"  +", line.strip()) for line in lines if re.match(r" *(stage|0–1, 3|2) ", line)]
+    parts = ["2.00 kB", "3.00 kB", "4.00 kB", "5.00 kB", "6.00 kB"]
+    assert memory[0][1:3] == ["ranks", "parameters"] and memory[0][-2:] == ["in all", "CPU memory"]
+    assert memory[1] == ["0–1, 3", "1,200", "1.00 kB", *parts, "21.0 kB", "0 B"]
+    assert memory[2] == ["2", "2", "20.0 kB", *parts, "40.0 kB", "70.0 kB"]
+    assert "CPU memory" not in as_text(replace(TWO_KINDS, kinds=TWO_KINDS.kinds[:1]))
+    assert as_text(replace(TWO_KINDS, trained=45)).startswith("12,345 parameters, 45 of them trained, on 8 ranks")
+
+
+def test_stages_that_send_the_same_are_on_one_line_though_their_memory_differs() -> None:
+    """What is below a thousand bytes in a step is in the JSON alone."""
+    lines = [line.split() for line in _traffic(TWO_KINDS) if line.startswith("  ") or "kB" in line]
+    assert [line for line in lines if line[-1] == "kB"] == [
+        ["0–3", "pp", "send", "2", "1.00", "kB"], ["0–3", "tp", "all_reduce", "3", "2.00", "kB"]
+    ]  # fmt: skip
+    nothing = RankKind((0,), 1, FIRST, {("all_reduce", "pp"): (1, 999)})
+    assert _traffic(replace(TWO_KINDS, kinds=(nothing,))) == ["traffic of a rank in a step: none"]
+
+
+def test_json_of_ranks_has_every_number_by_its_name() -> None:
+    found = as_json(replace(TWO_KINDS, trained=45))
+    assert (found["num_ranks"], found["parameters"], found["trained_parameters"]) == (8, 12_345, 45)
+    kind = found["ranks"][1]
+    assert (kind["stages"], kind["num_ranks"], kind["sent"]) == ([2], 2, 3_000)
+    assert kind["memory"]["total"] == 40_000 and kind["memory"]["host"] == 70_000, "CPU memory is apart"
+    assert {"axis": "pp", "operation": "receive", "count": 1, "bytes": 999} in kind["traffic"]
+    assert largest(TWO_KINDS) is TWO_KINDS.kinds[1]
