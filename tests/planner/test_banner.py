@@ -5,11 +5,13 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from colonnade.architecture.parts import trained_architecture
 from colonnade.config.load import load
 from colonnade.config.numbers import amount
 from colonnade.config.schema import Config, ParallelConfig
@@ -19,6 +21,7 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.mesh.shared_memory import SharedMemoryTransport
 from colonnade.planner import banner as banners
 from colonnade.planner.banner import banner
 from colonnade.planner.comparison import Watcher
@@ -33,6 +36,7 @@ from colonnade.train.state import build_state
 from tests import tiny
 from tests.commands import colonnade, forked
 from tests.distributed import run_on_ranks
+from tests.parity.runs import Case, Way, configured
 from tests.runs import events
 from tests.tiny import TinyCorpus
 
@@ -65,6 +69,9 @@ def test_its_numbers_are_those_of_the_run(corpus: TinyCorpus, tmp_path: Path) ->
     assert found.fields["train_tokens"] == file.document_start(20)
     assert rows(found)["data"].startswith(f"train: 20 documents, {file.document_start(20):,} tokens,")
     assert "6 of 4 × 16 tokens, 384 tokens in all" in rows(found)["steps"]
+    samples = len(opened.datasets.train)
+    assert rows(found)["steps"].endswith(f": {384 / (16 * samples):.3g} epochs of {samples / 4:,.1f} steps")
+    assert (found.fields["ranks"], found.fields["trained_parameters"]) == (1, parameters)
     assert found.fields["transport"] == "" and "talk" not in rows(found)["layout"]
     assert "note" not in rows(found)
 
@@ -110,6 +117,82 @@ def test_the_largest_stage_is_told_on_every_rank(corpus: TinyCorpus, tmp_path: P
 def test_the_layout_in_words(keys: dict[str, Any], said: str) -> None:
     assert banners._layout(ParallelConfig(**keys), "") == said
     assert banners._layout(ParallelConfig(**keys), "gloo") == f"{said}; ranks talk through gloo"
+
+
+OFFLOADED = Memory(1_000, 2_000, 3_000, 0, activations=5_000, operators=6_000, host=70_000)
+
+
+def test_memory_in_words_has_what_is_offloaded_in_its_sum() -> None:
+    assert banners._memory(OFFLOADED) == (
+        "87.0 kB predicted for a rank (parameters 1.00 kB, gradients 2.00 kB, optimizer 73.0 kB, activations 5.00 kB, "
+        "operators 6.00 kB), and what libraries need"
+    )
+    assert [len(list(banners._too_much(OFFLOADED, (free, 10**9), 1))) for free in (86_999, 87_000)] == [1, 0]
+    assert list(banners._too_much(OFFLOADED, None, 1)) == []
+
+
+def test_what_carries_numbers_is_told_of_every_axis() -> None:
+    shared, gloo = object.__new__(SharedMemoryTransport), object()
+
+    def carried(tp: object, pp: object, dp: object, device: str = "cpu") -> str:
+        axes: Any = SimpleNamespace(**{name: SimpleNamespace(transport=each) for name, each in zip(
+            ("tp", "pp", "dp"), (tp, pp, dp), strict=True
+        )})  # fmt: skip
+        return banners.transport(axes, torch.device(device))
+
+    assert carried(None, None, None, "cuda") == carried(None, None, None) == ""
+    assert [carried(*each) for each in ((gloo, None, None), (None, gloo, None), (None, None, gloo))] == ["gloo"] * 3
+    assert carried(shared, None, shared) == "shared memory" and carried(gloo, shared, None) == "shared memory and gloo"
+    assert carried(None, None, gloo, "cuda") == "NCCL"
+
+
+def test_a_model_in_words() -> None:
+    """With what of it is trained; of a T5 both stacks."""
+    corpus: Any = SimpleNamespace(vocab_size=37)
+
+    def said(case: Case) -> str:
+        config = configured(case, Way(micro_batch_size=2))
+        return banners._model(config, corpus, trained_architecture(config, 37))
+
+    every = trained_architecture(configured(Case(), Way(micro_batch_size=2)), 37).num_parameters
+    assert said(Case()) == (f"gpt, {every:,} parameters: 2 layers, hidden 16, 4 heads, sequences of 8, vocabulary 37")
+    partly = trained_architecture(configured(Case(parts="upper"), Way(micro_batch_size=2)), 37)
+    assert 0 < partly.num_trained < every
+    assert said(Case(parts="upper")).startswith(
+        f"gpt, {partly.num_trained:,} of {every:,} parameters trained: 2 layers"
+    )
+    model = configured(Case(block="t5"), Way(micro_batch_size=2)).model
+    assert ": 2 encoder and 3 decoder layers, hidden 16, 4 heads, sequences of 8 tokens to read and " in said(
+        Case(block="t5")
+    )
+    assert f" and {model.decoder_length} to write, vocabulary 37" in said(Case(block="t5"))
+
+
+def test_why_it_is_a_cpu_is_told_where_nobody_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(banners, "device_name", lambda device: "It")
+    assert "finds no GPU here" in banners._device(CPU, "auto") and "finds no GPU" not in banners._device(CPU, "cpu")
+    assert banners._device(CPU, "cpu").startswith("cpu, It, ") and "core" in banners._device(CPU, "cpu")
+    assert banners._device(torch.device("cuda"), "auto") == "cuda, It"
+    assert banners._free((1_000, 2_000), torch.device("cuda"), 1) == "1.00 kB of 2.00 kB of memory on the GPU"
+    assert banners._free(None, CPU, 1) == "memory of this machine unknown"
+
+
+def test_a_run_that_ends_with_its_warm_up_is_whole(corpus: TinyCorpus, tmp_path: Path) -> None:
+    config = tiny.config(corpus, tmp_path, "train.steps=6", "optim.warmup_steps=6", "optim.decay_steps=6")
+    assert "optim.warmup_steps" not in told(config).text
+
+
+def test_without_a_tokenizer_or_a_validation_part_that_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:
+    config = tiny.config(corpus, tmp_path, ALL_EVALUATED)
+    opened = open_corpus(config)
+    bare = replace(opened, tokenizer=None, datasets=replace(opened.datasets, validation=None))
+    notes = list(banners._notes(config, config, bare))
+    assert [note.split(":")[0] for note in notes] == [
+        "data.tokenizer is not set", "there is no validation part, so that nothing is evaluated"
+    ]  # fmt: skip
+    never = tiny.config(corpus, tmp_path, "train.evaluate_every=0")
+    assert not any("validation part" in note for note in banners._notes(never, never, bare))
+    assert "validation" in banners._data(opened) and "validation" not in banners._data(bare)
 
 
 @pytest.mark.slow

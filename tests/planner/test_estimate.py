@@ -30,7 +30,7 @@ from colonnade.planner.hardware import FIGURES, Hardware, hardware
 from colonnade.planner.memory import Memory
 from colonnade.planner.operators import Event, Operator, Section, Sent, Waited
 from colonnade.planner.paper import Walk, walk
-from colonnade.planner.timeline import Played, of_actions, play
+from colonnade.planner.timeline import Played, play
 from tests.parity.runs import Case, Way, configured
 
 A100 = hardware("a100-80gb").having(products__half_area=0, products__half_depth=0, device__kernel_seconds=0)
@@ -119,103 +119,6 @@ def test_a_collective_is_a_call_and_its_messages() -> None:
     assert Cost(cpu, 2).move("all_gather", 0, range(2)) == pytest.approx(1.1)
 
 
-@pytest.mark.parametrize(
-    ("operation", "messages", "moved"),
-    [
-        ("all_reduce", 6, 2 * 4 / 5),
-        ("all_gather", 4, 4.0),
-        ("reduce_scatter", 4, 4 / 5),
-        ("broadcast", 3, 1.0),
-        ("send", 1, 1.0),
-    ],
-)
-def test_collectives_have_their_messages_and_their_bytes(operation: str, messages: int, moved: float) -> None:
-    """Of five ranks, each of which puts 10⁹ bytes in."""
-    gpu = A100.having(island__call=0.5, island__latency=0.1, network__efficiency=0.5, island__bandwidth=1e9)
-    assert Cost(gpu, 8).move(operation, 10**9, range(5)) == pytest.approx(0.5 + 0.1 * messages + 2 * moved)
-
-
-def test_ranks_that_share_a_core_take_their_time_for_collectives_too() -> None:
-    cpu = replace(hardware("cpu").having(device__crowded=1.0), cores=2)
-    alone, shared = (Cost(cpu, ranks).move("all_reduce", 10**6, range(2)) for ranks in (2, 6))
-    assert shared == pytest.approx(3 * alone)
-
-
-def test_between_islands_of_a_machine_and_between_machines_it_is_the_network_that_counts() -> None:
-    """Its latency, and each device's share of it."""
-    machine = A100.having(
-        island__size=4, node__size=8, island__call=0, island__latency=1e-6, network__latency=0.25,
-        network__bandwidth=8e8, network__efficiency=0.5,
-    )  # fmt: skip
-    assert Cost(machine, 64).move("send", 10**8, (3, 4)) == pytest.approx(0.25 + 1e8 / (1e8 * 0.5))
-    assert Cost(machine, 64).move("send", 10**8, (3, 8)) == pytest.approx(0.25 + 1e8 / (1e8 * 0.5))
-    fast = machine.having(island__bandwidth=1e7)
-    assert Cost(fast, 64).move("send", 10**8, (3, 4)) == pytest.approx(0.25 + 1e8 / (1e7 * 0.5)), "the slowest link"
-
-
-def test_two_machines_under_two_switches_are_beyond_one() -> None:
-    shared = A100.having(network__switch_nodes=2, network__oversubscription=4, network__latency=0, island__call=0)
-    under_one, under_two = (Cost(shared, 64).move("send", 10**9, (0, 8 * node)) for node in (1, 2))
-    assert under_two == pytest.approx(4 * under_one)
-    assert Cost(shared, 64).move("send", 10**9, (8, 16)) == under_two
-
-
-def test_what_is_on_the_host_takes_its_memory_and_what_is_copied_its_link() -> None:
-    machine = A100.having(host__memory_bandwidth=1e9, host__link_bandwidth=4e9)
-    added = Operator("add", 0, 10**9, "float32", on_host="host")
-    assert Cost(machine).operator(added) == pytest.approx(1.0)
-    assert Cost(machine).operator(added._replace(on_host="copy")) == pytest.approx(1 / 8), "read here, written there"
-
-
-def test_a_kernel_takes_its_least_time_beside_its_work() -> None:
-    product = Operator("mm", 10**12, 0, "bfloat16", (1, 1000, 1000, 1000))
-    work = Cost(A100).operator(product)
-    assert Cost(A100.having(device__kernel_seconds=1e-4)).operator(product) == pytest.approx(work + 1e-4)
-
-
-def test_the_results_of_all_matrices_of_a_batch_count() -> None:
-    cost, flops = Cost(hardware("a100-80gb")), 2 * 12 * 64**3
-    batch, one = (
-        cost.arithmetic(Operator("bmm", flops, 0, "bfloat16", product))
-        for product in ((12, 64, 64, 64), (1, 768, 64, 64))
-    )
-    assert batch == pytest.approx(one)
-
-
-def test_everything_that_crowded_cores_do_is_slower() -> None:
-    """Products, what waits for memory, arithmetic of elements, kernels, asking for them, and reading."""
-    cpu = replace(
-        hardware("cpu").having(device__together=0.5, device__crowded=1.0, device__dispatch_seconds=1e-4),
-        cores=4, operators={"gelu": 1e-6},
-    )  # fmt: skip
-    alone, all_of_them, twice = (Cost(cpu, ranks) for ranks in (1, 4, 8))
-    assert (alone.crowding, all_of_them.crowding, twice.crowding) == (1, 2, 4)
-    operators = (
-        Operator("mm", 10**9, 10**6, "float32", (1, 500, 1000, 1000)),
-        Operator("add", 0, 10**9, "float32"),
-        Operator("gelu", 0, 10**3, "float32", elements=10**6),
-        Operator("add", 0, 0, "float32"),
-    )
-    for operator in operators:
-        assert twice.operator(operator) == pytest.approx(4 * alone.operator(operator))
-    config = configuration(TWO, replace(PLAIN, precision="fp32"))
-    assert twice.dispatch == 4 * alone.dispatch == 4e-4
-    assert twice.reading(config, 0.0) == pytest.approx(4 * alone.reading(config, 0.0))
-
-
-def test_ranks_on_other_machines_crowd_no_cores() -> None:
-    cpu = replace(hardware("cpu").having(node__size=4), cores=4)
-    assert Cost(cpu, 64).crowding == Cost(cpu, 4).crowding
-
-
-def test_every_text_of_a_sample_is_read() -> None:
-    config = configured(Case(block="choice", drop=0.0), TWO)
-    cpu = replace(hardware("cpu").having(host__token_seconds=1e-3), cores=1)
-    assert config.model.sample_length > config.model.seq_length
-    tokens = config.train.global_batch_size * config.model.sample_length
-    assert Cost(cpu).reading(config, 0.0) == pytest.approx(tokens * 1e-3)
-
-
 # --- what overlaps ----------------------------------------------------------------------------------------------------
 
 
@@ -256,58 +159,6 @@ def test_a_host_is_ahead_of_a_gpu_and_computes_itself_on_a_cpu() -> None:
     assert play([Section(None, [large] * 10)], Cost(replace(gpu, kind="cpu"))).total == pytest.approx(
         10 * (1e-3 + each)
     )
-
-
-def test_time_is_spent_on_what_it_was_for() -> None:
-    """Products, memory, the host that asks for both, and an axis; messages between stages are the pipeline's affair."""
-    gpu = A100.having(device__dispatch_seconds=1e-3)
-    large = Operator("mm", 10**12, 0, "bfloat16", (1, 1, 1, 1))
-    moved = Operator("add", 0, 10**11, "bfloat16")
-    entry = Entry("all_reduce", "dp", (1,), "float32", 10**9, "", False, 0.0)
-    messages = [
-        each
-        for number, operation in enumerate(("send", "receive"), 2)
-        for each in (Sent(number, replace(entry, operation=operation, axis="pp"), (0, 8)), Waited(number))
-    ]
-    events = [large, moved, *messages, Sent(1, entry, tuple(range(8))), Waited(1)]
-    for kind in ("cuda", "cpu"):
-        cost = Cost(replace(gpu, kind=kind))
-        asked = 1e-3 if kind == "cuda" else 2e-3
-        found = play([Section(None, events)], cost)
-        assert found.spent == pytest.approx(
-            {
-                "launches": asked,
-                "products": cost.operator(large),
-                "memory": cost.operator(moved),
-                "dp": cost.collective(entry, range(8)),
-            }
-        )
-        assert found.total == pytest.approx(sum(found.spent.values()))
-
-
-def test_a_collective_begins_when_its_tensors_are_there() -> None:
-    """Behind the product before it, though the host is ahead of that."""
-    large = Operator("mm", 10**13, 0, "bfloat16", (1, 1, 1, 1))
-    entry = Entry("all_reduce", "dp", (1,), "float32", 10**9, "", False, 0.0)
-    sent, cost = Sent(1, entry, tuple(range(8))), Cost(A100.having(device__dispatch_seconds=0))
-    assert play([Section(None, [large, sent, Waited(1)])], cost).total == pytest.approx(
-        cost.operator(large) + cost.collective(entry, range(8))
-    )
-
-
-def test_on_a_cpu_the_host_is_as_late_as_what_it_has_sent() -> None:
-    cpu = Cost(replace(A100.having(device__dispatch_seconds=1e-3), kind="cpu"))
-    small = Operator("add", 0, 0, "float32")
-    entry = Entry("all_reduce", "dp", (1,), "float32", 10**9, "", False, 0.0)
-    found = play([Section(None, [Sent(1, entry, tuple(range(8))), Waited(1), small])], cpu)
-    assert found.total == pytest.approx(cpu.collective(entry, range(8)) + 1e-3)
-
-
-def test_of_actions_of_a_kind_the_median_counts() -> None:
-    actions = [("F", 0, 0), ("F", 1, 0), ("F", 2, 0), ("B", 0, 0), ("F", 0, 1)]
-    sections = [Section(None), *(Section(Action(*each)) for each in actions), Section(None)]  # type: ignore[arg-type]
-    found = of_actions(sections, (99.0, 9.0, 2.0, 1.0, 5.0, 3.0, 99.0))
-    assert found == {("F", 0): 2.0, ("B", 0): 5.0, ("F", 1): 3.0}
 
 
 def test_a_step_of_a_pipeline_has_what_comes_before_its_schedule_and_behind_it() -> None:
