@@ -203,3 +203,149 @@ def test_a_number_may_stand_under_both_of_its_names() -> None:
     keys.take("hidden_size", int)
     with pytest.raises(Refused, match="hidden_size = 24 and n_embed = 48 are two names of one number"):
         keys.finish()
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "said"),
+    [
+        ("gpt2", {"n_ctx": 16}, "n_ctx = 16: it is not n_positions = 32"),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights = false: scores are divided by"),
+        ("gpt2", {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn = true: attention is computed in"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention = true: a decoder with an encoder"),
+        ("gpt2", {"is_encoder_decoder": True}, "is_encoder_decoder = true: a model with an encoder and a decoder is"),
+        ("gpt2", {"pruned_heads": {"0": [1]}}, 'pruned_heads = {"0": [1]}: all layers have the same heads here'),
+        ("gpt2", {"auto_map": {}}, "auto_map: the folder brings code of its own"),
+        ("gpt2", {"model_type": "qwen3_moe"}, '"qwen3_moe" is none that can be built here: its MLP is a mixture'),
+        ("gpt2", {"model_type": "smollm3"}, '"smollm3" is none that can be built here: every fourth of its layers'),
+        ("bert", {"add_cross_attention": True}, "add_cross_attention = true: a decoder with an encoder"),
+        ("bloom", {"n_inner": 100}, "n_inner = 100: BLOOM's MLP is four times as wide"),
+        ("llama", {"rope_interleaved": True}, "rope_interleaved = true: features i and i + d/2 of a head turn"),
+        ("smollm", {"rope_parameters": {**YARN, "truncate": False}}, "rope_parameters.truncate = false: the ramp's"),
+        ("qwen3", {"attention_bias": True}, "attention_bias = true: all linear layers of a model have a bias here"),
+        ("qwen3", {"layer_types": ["sliding_attention"] * 3}, "layer_types has sliding_attention, and use_sliding"),
+        ("neox", {"attention_bias": False}, "attention_bias = false: all linear layers of a model have a bias"),
+        ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder = false: a T5 is an encoder and a decoder here"),
+        ("t5", {"is_decoder": True}, "is_decoder = true: the encoder's part says it of itself alone"),
+        ("t5", {"architectures": ["T5EncoderModel"]}, 'architectures = ["T5EncoderModel"]: only '),
+    ],
+)
+def test_what_would_make_it_another_model_is_refused_with_the_reason(name: str, keys: Content, said: str) -> None:
+    whole = completed(name, MODELS[name][1])
+    assert whole is not None and isinstance(described(whole), dict)
+    found = described(whole | keys)
+    assert isinstance(found, str) and said in found
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("gpt2", {"n_ctx": 32, "tie_encoder_decoder": True}),
+        ("bloom", {"n_inner": 96}),
+        ("neox", {"is_decoder": True}),  # as Pythia's files say
+        ("qwen2", {"use_mrope": False}),
+        ("smollm", {"rope_parameters": {**YARN, "truncate": True}}),
+    ],
+)
+def test_what_says_the_same_once_more_changes_nothing(name: str, keys: Content) -> None:
+    whole = completed(name, MODELS[name][1])
+    assert whole is not None
+    assert described(whole | keys) == described(whole) and isinstance(described(whole), dict)
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("gpt2", {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}),
+        ("gpt2", {"max_position_embeddings": "n_positions"}),
+        ("bloom", {"n_embed": "hidden_size", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}),
+    ],
+)
+def test_other_names_of_sizes_are_read_as_transformers_reads_them(name: str, others: dict[str, str]) -> None:
+    whole = completed(name, MODELS[name][1])
+    assert whole is not None
+    renamed = {next((other for other in others if others[other] == key), key): value for key, value in whole.items()}
+    assert set(others) <= renamed.keys() and described(renamed) == described(whole)
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_python", "gelu_new", "gelu_pytorch_tanh", "gelu_fast"])
+def test_a_gelu_is_exact_or_the_approximation_by_its_name(act: str) -> None:
+    whole = completed("gpt2", MODELS["gpt2"][1])
+    assert whole is not None
+    found = described(whole | {"activation_function": act})
+    assert isinstance(found, dict)
+    assert found["activation"] == ("gelu" if act in ("gelu", "gelu_python") else "gelu_tanh")
+
+
+def test_values_of_a_stranger_are_shown_in_part() -> None:
+    whole = completed("gpt2", MODELS["gpt2"][1])
+    assert whole is not None
+    found = described(whole | {"odd": "x" * 500})
+    assert isinstance(found, str) and f'odd = "{"x" * 79}… is not known here' in found
+
+
+@pytest.mark.parametrize("key", ["initializer_range", "initializer_factor"])
+def test_weights_that_begin_as_zeros_there_begin_by_default_here(key: str) -> None:
+    """As the width of what is drawn, 0 would be none."""
+    name = "gpt2" if key == "initializer_range" else "t5"
+    whole = completed(name, MODELS[name][1])
+    assert whole is not None
+    found, without = (described({**whole, key: width}) for width in (0.0, None))
+    assert isinstance(found, dict) and isinstance(without, dict) and found["init_std"] > 0
+    told = described({**whole, key: 0.75})
+    assert isinstance(told, dict) and told["init_std"] == 0.75
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_dropout_and_initial_widths_are_written_for_who_trains_on(name: str) -> None:
+    """What no file here says of itself: each number under all of its names."""
+    _, model = model_of(classes(name)[1](**MODELS[name][1]).to_dict())
+    model = model.model_copy(update={"dropout": 0.25, "attention_dropout": 0.125, "init_std": 0.5})
+    family, content = family_of(model, VOCAB)
+    names = {
+        "gpt2": {"resid_pdrop": 0.25, "embd_pdrop": 0.25, "attn_pdrop": 0.125},
+        "bert": {"hidden_dropout_prob": 0.25, "attention_probs_dropout_prob": 0.125},
+        "megatron-bert": {"hidden_dropout_prob": 0.25, "attention_probs_dropout_prob": 0.125},
+        "bloom": {"hidden_dropout": 0.25, "attention_dropout": 0.125},
+        "gpt_neox": {"hidden_dropout": 0.25, "attention_dropout": 0.125},
+        "t5": {"dropout_rate": 0.25},
+    }
+    expected = names.get(family.model_type, {"attention_dropout": 0.125})
+    theirs = classes(name)[1](**content).to_dict()
+    assert {key: theirs[key] for key in expected} == expected
+    assert theirs["initializer_factor" if family.model_type == "t5" else "initializer_range"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "head", "labels"),
+    [
+        ("BertForSequenceClassification", {}, "classification", 2),
+        ("BertForSequenceClassification", {"num_labels": 5}, "classification", 5),
+        ("BertForSequenceClassification", {"num_labels": 5, "id2label": {"0": "a", "1": "b"}}, "classification", 2),
+        ("BertForSequenceClassification", {"num_labels": 1, "problem_type": "regression"}, "classification", 1),
+        ("BertForSequenceClassification", {"num_labels": 1, "problem_type": "single_label_classification"}, None, 0),
+        ("BertForMultipleChoice", {}, "choice", 4),
+        ("BertForMultipleChoice", {"num_choices": 5}, "choice", 5),
+        ("BertForQuestionAnswering", {}, "spans", None),
+        ("BertForNextSentencePrediction", {}, "pretraining", None),
+        ("BertModel", {}, "none", None),
+    ],
+)
+def test_a_class_of_bert_says_the_head_and_how_many_labels_it_tells(
+    architecture: str, keys: Content, head: str | None, labels: int | None
+) -> None:
+    """Labels are counted by their names, where they have some."""
+    whole = completed("bert", MODELS["bert"][1])
+    assert whole is not None
+    plain = {key: value for key, value in whole.items() if key not in ("id2label", "label2id", "problem_type")}
+    found = described({**plain, "architectures": [architecture], **keys})
+    if head is None:
+        assert isinstance(found, str) and "one output is a score here" in found
+        return
+    assert isinstance(found, dict) and (found["head"], found["num_labels"]) == (head, labels)
+    _, model = model_of({**plain, "architectures": [architecture], **keys})
+    family, content = family_of(model, VOCAB)
+    assert family.architecture == ("BertForPreTraining" if head == "pretraining" else architecture)
+    assert described({"model_type": "bert", **content}) == found
+    if head == "classification":
+        assert content["problem_type"] == ("regression" if labels == 1 else "single_label_classification")
+        assert content["label2id"] == {f"LABEL_{number}": number for number in range(labels or 0)}
