@@ -107,6 +107,7 @@ def test_cutting_keeps_what_is_around(run: Run, write_lines: Any, exam: dict[str
     gone = {"tests": exam, "action": "cut", "min_piece_characters": 5_000}
     assert run(write_lines("in.jsonl", [row]), folder="gone", decontaminate=gone).ids() == []
     just = {"tests": exam, "action": "cut", "cut_characters": 10, "min_piece_characters": min(len(one), len(other))}
+    just["max_pieces"] = 2
     assert run(write_lines("in.jsonl", [row]), folder="just", decontaminate=just).ids() == ["x#1", "x#2"]
     many = {"tests": exam, "action": "cut", "max_pieces": 1}
     assert "in too many pieces" in next(
@@ -195,6 +196,8 @@ def test_articles_go_by_title(tmp_path: Path, run: Run, write_lines: Any) -> Non
     rows = [{"text": "a", "title": "Du_Fu's poems-II"}, {"text": "b", "title": "Not a title"}, {"text": "c"}]
     result = run(write_lines("in.jsonl", rows), decontaminate={"titles": [str(tmp_path / "wiki.test.raw")]})
     assert result.texts() == ["b", "c"]
+    (entry,) = result.dropped("decontaminate")
+    assert (entry["reason"], entry["detail"]) == ("title of a test article", "Du_Fu's poems-II")
     assert normal_title("C++") == normal_title("c")
 
 
@@ -237,5 +240,7 @@ def test_a_broken_evaluation_set_stops_before_any_work(tmp_path: Path, run: Run,
 def test_outside_is_the_complement(cuts: list[tuple[int, int]], length: int, margin: int) -> None:
     ranges = [(start, start + size) for start, size in cuts if start + size <= length]
     gone = {place for start, stop in ranges for place in range(start - margin, stop + margin)}
-    left = [place for start, stop in outside(ranges, length, margin) for place in range(start, stop)]
+    spans = list(outside(ranges, length, margin))
+    assert all(0 <= start < stop <= length for start, stop in spans), "as slices of a text"
+    left = [place for start, stop in spans for place in range(start, stop)]
     assert left == [place for place in range(length) if place not in gone]

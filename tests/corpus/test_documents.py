@@ -8,7 +8,7 @@ import importlib.util
 import json
 import lzma
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -20,7 +20,7 @@ from colonnade.corpus import documents as documents_module
 from colonnade.corpus.documents import Rejected, chunks, expand, look_at, parse, read_documents
 from colonnade.corpus.plan import keep_plan
 from colonnade.corpus.recipe import ReadStep
-from colonnade.corpus.streams import HashedFile
+from colonnade.corpus.streams import Damaged, HashedFile
 from colonnade.errors import DataError
 from tests.corpus.recipes import Result
 from tests.disks import FailingDisk
@@ -177,9 +177,10 @@ def test_folders_stand_for_their_documents(tmp_path: Path) -> None:
     assert names == ["a.jsonl.gz", "b.txt", "sub/c.ndjson"]
     for name in ("bare", "sub/Makefile", "sub/other.md"):
         (tmp_path / name).touch()
+    os.mkfifo(tmp_path / "sub" / "pipe.jsonl")
     found = look_at([tmp_path, tmp_path / "b.txt"])
-    assert len(found.files) == 4 and found.left_aside == {".md": 2, ".png": 1, "none": 2}
-    assert list(found.left_aside) == [".md", ".png", "none"]
+    assert len(found.files) == 4 and found.left_aside == {".md": 2, ".png": 1, "fifo": 1, "none": 2}
+    assert list(found.left_aside) == [".md", ".png", "fifo", "none"]
     several = [tmp_path / "b.txt", tmp_path / "sub", tmp_path / "a.jsonl.gz", tmp_path / "sub"]
     assert [path.name for path in expand(several)] == ["b.txt", "c.ndjson", "a.jsonl.gz", "c.ndjson"]
 
@@ -224,6 +225,36 @@ def test_foreign_bytes_behind_the_end_cost_no_document(tmp_path: Path, ending: s
     *texts, last = everything(file)
     assert texts == (["one", "two é", "three"] if kind == "jsonl" else [LINES.decode()])
     assert isinstance(last, Rejected) and "foreign bytes stand behind its end" in last.reason
+    assert last.line == (5 if kind == "jsonl" else 1), "behind the last line, which has no end; a text is one"
+
+
+def test_what_cannot_be_read_is_told_once_and_what_the_system_did_not_give_again(tmp_path: Path) -> None:
+    """To who goes on behind it: content that is damaged stays so, and a file may be there another time."""
+    damaged, gone, good = tmp_path / "damaged.jsonl.gz", tmp_path / "gone.jsonl", tmp_path / "good.jsonl"
+    damaged.write_bytes(gzip.compress(LINES)[:-9])
+    good.write_bytes(LINES)
+    for path, told in ((damaged, []), (gone, ["file cannot be read: No such file or directory"])):
+        paths = [path, good]
+        (last,) = chunks([path])
+        assert last.damage and last.end == (0, 1)
+        (*again, rest) = chunks(paths, last.end)
+        assert [(chunk.damage, chunk.data, chunk.end) for chunk in again] == [(each, b"", (0, 1)) for each in told]
+        assert (rest.path, rest.end) == (good, (1, 1))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_file_of_which_the_system_gives_no_more_is_one_to_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def refusing(*_: object) -> Iterator[bytes]:
+        yield b'{"text": "one"}\n{"te'
+        raise Damaged("cannot be read: Input/output error", refused=True)
+
+    monkeypatch.setattr(documents_module, "blocks", refusing)
+    (tmp_path / name).touch()
+    (chunk,) = chunks([tmp_path / name])
+    assert chunk.refused and chunk.damage.startswith("file cannot be read: Input/output error; ")
+    assert chunk.data == (b"" if name == "a.txt" else b'{"text": "one"}\n'), "whole lines, and no half of a text"
 
 
 def why(entry: dict[str, str]) -> str:

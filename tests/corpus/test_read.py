@@ -176,9 +176,11 @@ def test_what_is_long_in_a_zip_file_and_not_dense_is_no_bomb(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("colonnade.corpus.streams.BOMB_BYTES", 1000)
-    with zipfile.ZipFile(tmp_path / "in.zip", "w") as archive:
+    with zipfile.ZipFile(tmp_path / "in.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("long.txt", "word " * 400 + "end")
     assert run(tmp_path / "in.zip").texts() == ["word " * 400 + "end"]
+    told = run(tmp_path / "in.zip", folder="less", read={"max_expansion": 10}).dropped("read")
+    assert [entry["detail"] for entry in told] == ["expands more than 10-fold: a decompression bomb"]
 
 
 @pytest.mark.parametrize(("count", "max_expansion", "kept"), [(8, 100, 0), (40, 100_000, 40)], ids=["less", "more"])

@@ -94,6 +94,12 @@ def test_no_number_is_infinitely_far(wrong: float) -> None:
     assert told.first_difference == "gradient of a in step 1 by inf at [1] on rank 0 [pp0 dp0 tp0]"
 
 
+def test_a_serial_run_that_is_infinite_somewhere_is_far_from_everything() -> None:
+    told = judged({"a": [1.0, math.inf]}, [shard("a", [1.5])], [shard("a", [math.inf], at=(1,))])
+    assert not told.ok and told.first_difference is not None
+    assert told.first_difference.startswith("gradient of a in step 1 by inf at [0]")
+
+
 def test_what_should_be_zero() -> None:
     assert judged({"a": [0.0, 0.0]}, [shard("a", [0.0, 0.0])]).ok
     assert not judged({"a": [0.0, 0.0]}, [shard("a", [0.0, 1e-300])]).ok
@@ -123,6 +129,7 @@ def test_numbers_in_words() -> None:
         "weight w before step 1",
         "weight w after step 3",
     ]
+    assert str(number("w", "parameter", 2)) == "parameter w after step 2"
     assert str(number("w", "optimizer exp_avg", 2)) == "optimizer exp_avg of w after step 2"
     assert str(number("", "loss", 2)) == "loss of step 2"
 
@@ -157,6 +164,22 @@ def test_a_layout_may_round_as_much_as_the_serial_run_does() -> None:
         "weight b0": 4 * 0.5 + rounding,
         "weight b2": 16 * 0.5 + rounding,
     }
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient", "gradient norm"])
+def test_what_comes_before_the_first_update_is_bounded_for_itself(what: str) -> None:
+    first, second = (Number(what, "", step) for step in (1, 2))
+    parts = [LocalShard(each, (), (), torch.tensor(1.0 + 0.5 * (each == second))) for each in (first, second)]
+    bound = near(compare({each: torch.tensor(1.0) for each in (first, second)}, [parts]), "bf16")
+    assert (bound(first), bound(second)) == (16 * 2.0**-9, 16 * 0.5 + 16 * 2.0**-9)
+
+
+@pytest.mark.parametrize(("precision", "power"), [("fp32", -24), ("bf16", -9), ("fp16", -12)])
+def test_a_number_that_the_serial_run_has_exactly_may_be_sixteen_roundings_off(precision: str, power: int) -> None:
+    """As the page on `verify` says for each format."""
+    weight = Number("weight", "w", 1)
+    own = compare({weight: torch.ones(2)}, [[LocalShard(weight, (2,), (0,), torch.ones(2))]])
+    assert near(own, precision)(weight) == 16 * 2.0**power
 
 
 def test_the_furthest_of_a_kind_counts_wherever_it_stands() -> None:

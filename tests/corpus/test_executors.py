@@ -1,0 +1,88 @@
+"""Tasks on processes that are killed: what is done again, how often, and by how many at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from colonnade.corpus.executors import LocalExecutor, _first_error, num_workers
+from colonnade.corpus.recipe import RunSection
+from colonnade.errors import DataError
+
+
+class Killed(LocalExecutor):
+    """An executor whose workers are killed in some tasks, each so many times; it has no processes."""
+
+    def __init__(self, folder: Path, kills: dict[int, int], *, tasks: int, workers: int = 2, retries: int = 2) -> None:
+        super().__init__(
+            [], tasks=tasks, workers=workers, logging_dir=str(folder), retries=retries, lock=cast(Any, None)
+        )
+        self.folder, self.kills = folder, kills
+        self.begun: list[tuple[list[int], int]] = []
+
+    def _run_apart(self, ranks: Sequence[int], workers: int) -> list[int]:
+        self.begun.append(([*ranks], workers))
+        (self.folder / "completions").mkdir(parents=True, exist_ok=True)
+        dead = [rank for rank in ranks if self.kills.get(rank)]
+        for rank in ranks:
+            if rank not in dead:
+                (self.folder / "completions" / f"{rank:05d}").touch()
+        self.kills = {rank: count - (rank in dead) for rank, count in self.kills.items()}
+        return dead
+
+
+def test_tasks_that_were_under_way_when_one_was_killed_are_done_again_one_by_one(tmp_path: Path) -> None:
+    executor = Killed(tmp_path, {1: 1, 2: 2}, tasks=4)
+    executor.run()
+    assert executor.begun == [([0, 1, 2, 3], 2), ([1], 1), ([2], 1), ([2], 1)]
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_task_is_tried_again_as_often_as_the_recipe_says(tmp_path: Path, retries: int) -> None:
+    Killed(tmp_path / "well", {0: retries}, tasks=2, retries=retries).run()
+    executor = Killed(tmp_path / "ill", {1: retries + 1}, tasks=3, retries=retries)
+    with pytest.raises(DataError, match=rf"^1 tasks were killed {retries + 1} times: 1; the others are done\. "):
+        executor.run()
+    assert len(executor.begun) == retries + 1
+
+
+def test_no_more_workers_are_started_than_there_are_tasks(tmp_path: Path) -> None:
+    executor = Killed(tmp_path, {}, tasks=3, workers=8)
+    executor.run()
+    assert executor.begun == [([0, 1, 2], 3)]
+
+
+def test_only_tasks_that_had_begun_count_as_killed(tmp_path: Path) -> None:
+    """Unless none had: then each may be the one. The files that say so go, and the log tells of it."""
+    executor = LocalExecutor([], tasks=4, workers=2, logging_dir=str(tmp_path), retries=2, lock=cast(Any, None))
+    for name in ("completions/00000", "started/00002"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    assert executor._under_way([0, 1, 2, 3]) == [2]
+    assert os.listdir(tmp_path / "started") == []
+    assert executor._under_way([0, 1, 2, 3]) == [1, 2, 3]
+    lines = (tmp_path / "killed.jsonl").read_text().splitlines()
+    assert [json.loads(line)["tasks under way"] for line in lines] == [[2], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_a_task_raises_is_told_rather_than_that_the_workers_ended(order: int) -> None:
+    errors = [BrokenProcessPool("a worker was killed"), ValueError("of a task")][::order]
+    futures = [Future[None]() for _ in errors]
+    for future, error in zip(futures, errors, strict=True):
+        future.set_exception(error)
+    with pytest.raises(ValueError, match="of a task"):
+        _first_error(futures)
+    with pytest.raises(BrokenProcessPool):
+        _first_error([future for future in futures if isinstance(future.exception(), BrokenProcessPool)])
+
+
+def test_as_many_workers_as_the_recipe_says_or_one_a_core() -> None:
+    assert [num_workers(RunSection(workers=workers)) for workers in (0, 3)] == [len(os.sched_getaffinity(0)), 3]
