@@ -1,5 +1,6 @@
 """`colonnade train --audit`: the table, and what it says when the program and theory disagree."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,31 @@ def test_reasons_stand_below_their_sum_and_a_difference_is_marked() -> None:
 
 def test_what_theory_wants_and_nobody_sent_is_shown() -> None:
     assert "≠" in audit.table("rank 0", FLOWS[2:], {})
+    assert audit.table("rank 0", [], {}) == "rank 0: nothing is sent."
+
+
+def test_of_ranks_that_send_what_theory_says_the_first_of_each_stage_is_shown(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ["parallel.tp=2", "parallel.pp=2", "parallel.dp=2", "train.micro_batch_size=1"]
+    base, layout, shown = load(config, keys), Layout(tp=2, pp=2, dp=2), list[int]()
+
+    def gathered(text: str, world: object) -> list[str]:
+        shown.extend([rank] * bool(text))
+        return [text]
+
+    monkeypatch.setattr(audit, "open_together", lambda *_: None)
+    monkeypatch.setattr(audit, "one_step", lambda *_: ([], {}, "its memory"))
+    monkeypatch.setattr(audit, "gather_texts", gathered)
+    monkeypatch.setattr(audit, "all_reduce", lambda x, *_: x)
+    for rank in range(layout.num_ranks):
+        joined = nullcontext((paper_mesh(layout, rank), torch.device("cpu")))
+        monkeypatch.setattr(audit, "joined", lambda *_, joined=joined, **__: joined)
+        assert audit.audit(base)
+    first, *others = (paper_mesh(layout, rank) for rank in shown)
+    assert (first.pp.rank, first.dp.rank, first.tp.rank) == (0, 0, 0)
+    assert [(mesh.pp.rank, mesh.dp.rank, mesh.tp.rank) for mesh in others] == [(1, 0, 0)]
+    assert capsys.readouterr().out.count("its memory") == 1, "rank 0 prints"
 
 
 @pytest.mark.slow

@@ -243,6 +243,13 @@ def test_an_own_layout_of_many_ranks_runs_in_small() -> None:
     assert left_out == {"tp=8,dp=64,sequence_parallel=true": "512 ranks: too many."}
 
 
+def test_the_small_version_has_micro_batches_for_its_own_stages() -> None:
+    """17 of two samples are no whole number for each of two stages, and 34 of one are."""
+    own = config(model={"num_layers": 17}, parallel={"pp": 17}, train={"global_batch_size": 34, "micro_batch_size": 2})
+    layouts, left_out = chosen(own)
+    assert layouts[0] == "pp=2,micro_batch_size=1" and left_out["pp=17"] == "17 ranks: too many."
+
+
 def test_cuts_of_many_stages_are_not_those_of_the_small_version() -> None:
     own = config(parallel={"pp": 4, "dp": 8, "cuts": (1, 1, 1, 1)}, train={"global_batch_size": 64})
     layouts, left_out = chosen(own)

@@ -95,3 +95,5 @@ def test_the_table() -> None:
     ]
     offloaded = Memory(parameters=1, gradients=1, optimizer=0, buffers=0, activations=1, host=3_000_000)
     assert memory_table(offloaded, offloaded).splitlines()[-1].split() == ["in", "CPU", "memory", "3.000", "3.000"]
+    unforeseen = memory_table(Memory(parameters=1, gradients=1, optimizer=0, buffers=0, activations=1), offloaded)
+    assert unforeseen.splitlines()[-1].split() == ["in", "CPU", "memory", "0.000", "3.000"]

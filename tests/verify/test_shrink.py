@@ -81,6 +81,20 @@ def test_heads_of_their_own_width_shrink_and_keep_their_share_of_the_stream() ->
     assert (small.num_heads, small.head_dim, small.hidden_size) == (4, 8, 16)
     wide = shrunk(large(head_dim=128, num_heads=128), [ParallelConfig(tp=2)]).model
     assert (wide.num_heads, wide.head_dim, wide.hidden_size) == (4, 8, 8), "T5's of 11 billion: no narrower than a head"
+    narrow = shrunk(config(model={"hidden_size": 4, "head_dim": 8}), [ParallelConfig()]).model
+    assert (narrow.head_dim, narrow.hidden_size) == (8, 4), "and no wider than it was"
+
+
+@pytest.mark.parametrize(("layers", "expected"), [(12, 2), (1, 1)])
+def test_both_stacks_of_a_t5_shrink(layers: int, expected: int) -> None:
+    shape = {"num_layers": 24, "num_decoder_layers": layers, "hidden_size": 64, "num_heads": 8}
+    kind = {"kind": "t5", "position": "relative", "norm": "rmsnorm", "bias": False, "activation": "relu"}
+    base = config(model={**kind, **shape})
+    small = shrunk(base, [ParallelConfig(tp=2)])
+    assert (small.model.num_layers, small.model.num_decoder_layers) == (2, expected)
+    told = {"num_layers": [24, 2], "hidden_size": [64, 32], "num_heads": [8, 4]}
+    told |= {"num_decoder_layers": [layers, expected]} if layers != expected else {}
+    assert sizes_changed(base.model, small.model) == told
 
 
 def test_a_small_model_stays() -> None:
@@ -124,4 +138,6 @@ def test_a_teacher_keeps_its_width() -> None:
     for given_width, expected in ((None, 1024), (768, 768)):
         bert = large(kind="bert", position="learned").model_dump(exclude_none=True)
         base = Config.model_validate(bert | {"distillation": taught | {"teacher_hidden_size": given_width}})
-        assert shrunk(base, [ParallelConfig(tp=2)]).distillation.teacher_hidden_size == expected
+        small = shrunk(base, [ParallelConfig(tp=2)])
+        assert small.distillation.teacher_hidden_size == expected
+        assert small.model.num_layers == 4, "the block that is compared is there"

@@ -1,6 +1,7 @@
 """`verify`: layouts that are the serial run are told so; a broken one is caught, with the number that differs first."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,9 @@ from colonnade.config.load import load
 from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.launch import launch
 from colonnade.mesh.mesh import Mesh
+from colonnade.train.corpus import Corpus, open_corpus
 from colonnade.train.state import build_state
+from colonnade.verify import trace as verify_trace
 from colonnade.verify import verify as verification
 from colonnade.verify.compare import Number
 from colonnade.verify.trace import SeenGradients, file_of
@@ -311,6 +314,14 @@ def test_all_runs_are_on_one_device(
         ]
 
 
+def test_a_model_is_shrunk_for_the_layouts_that_are_named_and_runs_as_long_as_is_asked(config: Path) -> None:
+    base = load(config, ["model.num_layers=8"])
+    plan = verification.make_plan(base, ["pp=6", "tp=2"], shrink=True, precision="fp64", steps=1_000)
+    assert plan.shrunk["num_layers"] == [8, 4], "six stages, of which the embedding and the head fill two"
+    for each in (plan.base, *(variant.config for variant in plan.variants)):
+        assert (each.model.num_layers, each.train.steps) == (4, 1_000)
+
+
 def test_configured_is_the_files_precision(config: Path) -> None:
     base = load(config, ["train.precision=bf16"])
     for precision, expected in (("configured", "bf16"), ("fp64", "fp64"), ("fp32", "fp32")):
@@ -340,7 +351,9 @@ def test_fp16_is_compared_at_a_loss_scale_that_skips_no_step(
     assert [line for line in said if "a step overflowed" in line]
 
 
-def test_fp16_is_compared_at_a_loss_scale_that_suits_every_step(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp16_is_compared_at_a_loss_scale_that_suits_every_step(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of runs that tell nothing but whether a step overflowed: the second, at any scale above 16."""
 
     def run_ranks(num_ranks: int, command: list[str]) -> int:
@@ -360,6 +373,51 @@ def test_fp16_is_compared_at_a_loss_scale_that_suits_every_step(config: Path, mo
     assert said[0].startswith("weights are drawn: train.init_from = 's3://") and "key" not in said[0]
     (again,) = (line for line in said if "a step overflowed" in line)
     assert again.endswith("train.loss_scale=16")
+    with pytest.raises(ColonnadeError, match=r"lowest loss scale, train\.min_loss_scale = 32: .* Use --precision bf16"):
+        verification.verify(config, [*keys, "train.min_loss_scale=32"], ["tp=2"], steps=2, precision="fp16")
+    out = capsys.readouterr().out
+    assert "train.init_from = 's3://" in out and "key" not in out
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_serial_run_that_is_not_finite_is_nothing_to_hold_layouts_against(
+    config: Path, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    def run_ranks(num_ranks: int, command: list[str]) -> int:
+        Path(command[6]).mkdir(exist_ok=True)
+        told = [(*Number("weight", "head.norm.bias", 2), (2,), (0,), torch.tensor([1.0, value]))]
+        torch.save(told, file_of(Path(command[6]), 0))
+        return 0
+
+    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    with pytest.raises(ColonnadeError, match=r"has a weight head\.norm\.bias after step 2 that is no finite number"):
+        verification.verify(config, [], ["tp=2"], steps=2)
+
+
+def test_each_step_has_the_next_samples_and_one_that_is_skipped_has_no_norm(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same samples again a wrong position would not show in any layout."""
+    base, positions = load(config), list[int]()
+    batches, step = Corpus.batches, verify_trace.train_step
+
+    def told(self: Corpus, position: int, **more: Any) -> Any:
+        positions.append(position)
+        return batches(self, position, **more)
+
+    def last_skipped(*arguments: Any) -> Any:
+        return replace(step(*arguments), skipped=len(positions) == 3)
+
+    monkeypatch.setattr(Corpus, "batches", told)
+    monkeypatch.setattr(verify_trace, "train_step", last_skipped)
+    found = [shard.number for shard in verify_trace._run(base, open_corpus(base), Mesh(), CPU, 3)]
+    assert positions == [step * base.train.global_batch_size for step in range(3)]
+    assert [number.step for number in found if number.what == "gradient norm"] == [1, 2]
+    assert [number.step for number in found if number.what == "overflow"] == [1, 2, 3]
+    gradients = [number.name for number in found if number.what == "gradient" and number.step == 1]
+    assert gradients[0].startswith("head.") and gradients[-1].startswith("embedding."), (
+        "as a backward pass comes to them"
+    )
 
 
 def test_gradients_are_compared_without_the_loss_scale() -> None:
