@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import unicodedata
 from collections.abc import Callable
@@ -214,6 +215,16 @@ def test_formats_of_evaluation_sets(tmp_path: Path) -> None:
             list(passages(tmp_path / name, "text"))
 
 
+def test_evaluation_sets_may_be_compressed_and_a_bad_line_is_told_by_its_number(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "con text"}\n'))
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b" = Title = \n\ncon text"))
+    for name in ("a.jsonl.gz", "a.txt.gz"):
+        assert list(texts(tmp_path / name, "text")) == ["con text"]
+    (tmp_path / "b.jsonl").write_text('{"text": "one"}\n\n{"txt": "two"}\n')
+    with pytest.raises(DataError, match=r"b\.jsonl, line 3: not a JSON object with the key 'text'"):
+        list(texts(tmp_path / "b.jsonl", "text"))
+
+
 def test_a_byte_order_mark_is_no_part_of_an_evaluation_set(tmp_path: Path) -> None:
     squad = {"data": [{"paragraphs": [{"context": "Con text", "qas": []}]}]}
     for name, content in (("a.jsonl", '{"text": "con text"}\n'), ("a.json", json.dumps(squad)), ("a.txt", "con text")):
@@ -233,6 +244,17 @@ def test_a_broken_evaluation_set_stops_before_any_work(tmp_path: Path, run: Run,
         (tmp_path / name).write_text(content)
         with pytest.raises(DataError, match=message):
             run(write_lines("in.jsonl", ["text"]), decontaminate={"tests": {"bad": str(tmp_path / name)}})
+    (tmp_path / "latin.txt").write_bytes("Été".encode("latin-1"))
+    for name, section in (
+        ("titles", {"decontaminate": {"titles": [str(tmp_path / "latin.txt")]}}),
+        ("list", {"filter": {"min_tokens": 0, "remove_urls": [str(tmp_path / "latin.txt")]}}),
+        ("list", {"filter": {"min_tokens": 0, "remove_ids": {"in": str(tmp_path / "latin.txt")}}}),
+    ):
+        with pytest.raises(DataError, match=rf"latin\.txt cannot be read as a {name}|as a list of {name}"):
+            run(write_lines("in.jsonl", ["text"]), **section)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
+        run(write_lines("in.jsonl", ["text"]), run={"tokenizer": str(tmp_path / "tokenizer.json")})
     assert not (tmp_path / "clean").exists()
 
 

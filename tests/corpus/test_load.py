@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from colonnade.config.describe import sections
-from colonnade.corpus.load import build, load
+from colonnade.corpus.load import build, load, source_of
 from colonnade.corpus.recipe import Recipe
 from colonnade.errors import ConfigError
 
@@ -162,6 +162,48 @@ def test_nothing_is_said_of_steps_that_are_switched_off(whole: dict[str, dict[st
     said = problems({**whole, **off, "deduplicate": {"similarity": 1.5}})
     assert "deduplicate.similarity = 1.5" in said
     assert "tokenize" not in said and "decontaminate" not in said
+
+
+def test_what_a_result_cannot_be_is_told(tmp_path: Path, whole: dict[str, dict[str, object]]) -> None:
+    (tmp_path / "out").touch()
+    said = problems({**whole, "write": {**whole["write"], "format": "parquet"}, "tokenize": {"tokenizer": "/no/such"}})
+    assert '[tokenize] reads .jsonl, and write.format = "parquet". Set write.format = "jsonl".' in said
+    assert f'write.folder = "{tmp_path}/out" is a file. Name a folder.' in said
+    assert "tokenize.tokenizer: /no/such does not exist." in said and "3 problems\n" in said
+
+
+@pytest.mark.parametrize("name", ["state", "tokens", "dropped", "a/b", "..", ""])
+def test_a_part_is_a_folder_of_its_own(whole: dict[str, dict[str, object]], name: str) -> None:
+    said = problems({**whole, "split": {"shares": {"train": 1.0, name: 1.0}}})
+    assert f'split.shares has a part "{name}", which is no name for a folder here.' in said
+    build({**whole, "split": {"shares": {"held-out_2": 1.0, "7": 1.0}}})
+
+
+def test_evaluation_sets_or_titles_alone_are_enough(tmp_path: Path, whole: dict[str, dict[str, object]]) -> None:
+    assert "[decontaminate] names no evaluation set. Set decontaminate.tests or" in problems(
+        {**whole, "decontaminate": {}}
+    )
+    (tmp_path / "named.txt").touch()
+    build({**whole, "decontaminate": {"titles": [f"{tmp_path}/named.txt"]}})
+    build({**whole, "decontaminate": {"tests": {"exam": f"{tmp_path}/named.txt"}}})
+    said = problems({**whole, "decontaminate": {"titles": [f"{tmp_path}/named.txt", "/no/titles"]}})
+    assert "decontaminate.titles: /no/titles does not exist." in said and "1 problem\n" in said
+
+
+def test_a_tokenizer_of_the_run_or_of_its_token_files_is_enough(whole: dict[str, dict[str, object]]) -> None:
+    file = whole["read"]["paths"][0]  # type: ignore[index]
+    build({**whole, "tokenize": {"tokenizer": file}})
+    build({**whole, "tokenize": {}, "run": {"tokenizer": file}})
+
+
+def test_a_partition_is_asked_of_slurm_alone(whole: dict[str, dict[str, object]]) -> None:
+    build({**whole, "run": {"executor": "ray"}})
+    build({**whole, "run": {"executor": "slurm", "slurm_partition": "cpu"}})
+
+
+def test_the_folder_of_now_is_a_source_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [source_of(path) for path in (".", "in/news.v2.jsonl", "in/")] == [tmp_path.name, "news", "in"]
 
 
 def test_what_counts_tokens_is_named_where_there_is_no_tokenizer(whole: dict[str, dict[str, object]]) -> None:

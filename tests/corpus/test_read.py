@@ -107,7 +107,29 @@ def test_text_files_whole_or_by_line(tmp_path: Path, run: Run) -> None:
         "b.txt": "not UTF-8",
         "c.txt.gz": "file cut short",
     }
+    (tmp_path / "in" / "a.txt").write_text("one\n\n  two\t\r\n")
     assert run(tmp_path / "in" / "a.txt", folder="lines", read={"text_as": "lines"}).texts() == ["one", "two"]
+
+
+@pytest.mark.parametrize("text_as", ["file", "lines"])
+def test_what_is_as_long_as_is_allowed_is_read(tmp_path: Path, run: Run, text_as: str) -> None:
+    for size in (50, 51):
+        (tmp_path / f"{size}.txt").write_text("x" * size)
+    result = run(tmp_path / "50.txt", tmp_path / "51.txt", read={"max_bytes": 50, "text_as": text_as})
+    assert result.texts() == ["x" * 50]
+    (entry,) = result.dropped("read")
+    assert (entry["reason"], entry["detail"]) == ("too long", "51 bytes, read.max_bytes = 50")
+
+
+def test_bytes_that_are_not_in_another_encoding_are_told_by_its_name(
+    tmp_path: Path, run: Run, write_lines: Any
+) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b'{"text": "\x81"}\n' + json.dumps(dict.fromkeys("abcdefghijk")).encode())
+    result = run(tmp_path / "in.jsonl", read={"encoding": "cp1252"})
+    assert [(entry["reason"], entry["detail"]) for entry in result.dropped("read")] == [
+        ("not CP1252", "byte 0x81 at column 11"),
+        ("no key 'text'", "its keys are " + ", ".join(map(repr, "abcdefgh"))),
+    ]
 
 
 def test_zip_files_are_read_member_by_member(tmp_path: Path, run: Run) -> None:
@@ -380,7 +402,9 @@ def test_large_files_of_lines_are_cut_between_lines(tmp_path: Path, run: Run) ->
     assert cut.texts() == whole.texts() and len(cut.texts()) == 200
     starts = [each["start"] for each in cut.manifest["inputs"]]
     assert len(starts) > 10 and starts == sorted(starts), "the tenth piece is listed before the eleventh"
-    assert len(set(cut.ids())) == 200
+    path = tmp_path / "in.jsonl"
+    assert len(set(cut.ids())) == 200 and {f"{path}:1", f"{path}:{starts[1]}+1", f"{path}:{starts[1]}+2"} < {*cut.ids()}
+    assert sum(each["bytes"] for each in cut.manifest["inputs"]) == path.stat().st_size
 
 
 def test_a_bad_line_in_a_later_piece_is_told_with_where_the_piece_begins(tmp_path: Path, run: Run) -> None:
@@ -439,6 +463,8 @@ def test_ids_urls_titles_and_other_keys_come_through(run: Run, write_lines: Any)
 def test_an_id_of_zero_is_one_and_an_empty_one_is_none(run: Run, write_lines: Any) -> None:
     path = write_lines("in.jsonl", [{"text": "t", "id": value} for value in (0, "", None)])
     assert run(path).ids() == ["0", f"{path}:2", f"{path}:3"]
+    half = write_lines("half.jsonl", [{"text": "t", "id": "a\ud83d"}])
+    assert run(half, folder="half").ids() == ["a\ufffd"], "which can be written"
 
 
 MEASURE = """

@@ -47,7 +47,7 @@ def stages(cluster: Cluster, jobs: list[str]) -> dict[str, list[str]]:
 
 
 def test_a_stage_waits_for_all_arrays_of_the_one_before(tmp_path: Path, cluster: Cluster, corpus: Path) -> None:
-    said = start(corpus, tmp_path / "out", memory_gb=3)
+    said = start(corpus, tmp_path / "out", memory_gb=3, slurm_time="01:02:03", workers=2)
     by_stage = stages(cluster, cluster.submitted())
     assert list(by_stage) == ["documents", "match", "group", "finish", "account"]
     assert [cluster.size(job) for job in by_stage["documents"]] == [3, 3, 2]
@@ -62,8 +62,9 @@ def test_a_stage_waits_for_all_arrays_of_the_one_before(tmp_path: Path, cluster:
         )
         assert all("--kill-on-invalid-dep=yes" in cluster.arguments(job) for job in jobs)
         before = jobs
-    for line in ("#SBATCH --partition=cpu", "#SBATCH --mem-per-cpu=3G", "launch_pickled_pipeline"):
+    for line in ("#SBATCH --partition=cpu", "#SBATCH --mem-per-cpu=3G", "#SBATCH --time=01:02:03", "launch_pickled_"):
         assert line in cluster.script(by_stage["documents"][0])
+    assert "--array=0-2%2\n" in cluster.script(by_stage["documents"][0]), "so many workers at once"
     assert "--qos" not in cluster.script(by_stage["documents"][0]), "a cluster need not have one"
 
 

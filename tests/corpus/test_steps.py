@@ -181,6 +181,8 @@ def test_documents_that_are_dropped_before_tokens_are_counted_are_told(
     short = filtered["dropped"]["too short"]
     assert filtered["dropped"]["on a URL list"] == {"documents": 1, "bytes": len(texts[1]), "tokens": 0, "uncounted": 1}
     assert filtered["in"]["uncounted"] == 1 and filtered["in"]["tokens"] == count + short["tokens"]
+    told = {entry["reason"]: entry["detail"] for entry in result.dropped("filter")}
+    assert told == {"on a URL list": "https://spam.example/1 by spam.example", "too short": f"{short['tokens']} tokens"}
     assert "uncounted" not in filtered["out"] and "uncounted" not in short and short["tokens"] > 0
 
 
@@ -202,7 +204,7 @@ def test_quality_heuristics(run: Run, write_lines: Any) -> None:
     repeated = run(
         write_lines("in.jsonl", ["same line of words\n" * 40]),
         folder="r",
-        filter={"min_tokens": 0, "quality": ["repetition"]},
+        filter={"min_tokens": 0, "quality": ["repetition", "c4"]},  # in this order
     )
     assert repeated.reasons("filter") == {"repetition: dup line frac": 1}
     lines = run(
@@ -252,6 +254,10 @@ def test_removal_lists(tmp_path: Path, run: Run, write_lines: Any) -> None:
     result = run(write_lines("news.jsonl", rows), write_lines("other.jsonl", rows[3:4]), filter=lists)
     assert result.texts() == ["c", "f", "d"]
     assert result.reasons("filter") == {"on a URL list": 2, "on its source's removal list": 2}
+    assert [entry["detail"] for entry in result.dropped("filter") if entry["reason"] == "on a URL list"] == [
+        "http://sub.spam.example/x by spam.example",
+        "https://good.org/bad/page?q=1 by good.org/bad",
+    ]
 
 
 def test_comments_in_lists_may_be_indented_and_a_byte_order_mark_is_no_part_of_an_entry(tmp_path: Path) -> None:
@@ -262,6 +268,7 @@ def test_comments_in_lists_may_be_indented_and_a_byte_order_mark_is_no_part_of_a
 def test_urls_are_compared_without_what_does_not_matter() -> None:
     assert normal_url("HTTPS://www.Example.org:443/A/b/?q#f") == "example.org/A/b"
     assert normal_url("http://www.web.example.org/") == normal_url("web.example.org") == "web.example.org"
+    assert normal_url("http://web.www.example.org") == "web.www.example.org", "www. at the beginning alone"
     assert listed_as("https://wikipedia.org/wiki/Cat", frozenset({"wikipedia.org"})) == "wikipedia.org"
     assert listed_as("http://a.b.example.org/x", frozenset({"example.org"})) == "example.org"
     assert listed_as("http://example.org.evil.com/", frozenset({"example.org"})) is None

@@ -113,3 +113,24 @@ def test_sentences_cover_the_text(text: str) -> None:
     spans = plain.span_tokenize(text)
     assert "".join(text[start:stop] for start, stop in spans) == text
     assert "".join(plain.word_tokenize(text)) == "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ('He said "Go." Then he left. ', ['He said "Go."', "Then he left."]),
+        ("Is it (this one?) Yes! ", ["Is it (this one?)", "Yes!"]),
+        ("这是一个。 那是另一个！ 好", ["这是一个。", "那是另一个！", "好"]),
+        ("Version 1.5 is out", ["Version 1.5 is out"]),
+    ],
+)
+def test_sentences_end_with_a_sign_and_a_space(text: str, sentences: list[str]) -> None:
+    """And the marks that close it are its own."""
+    assert PlainWords().sent_tokenize(text) == sentences
+
+
+def test_words_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("colonnade.corpus.words._MAX_CACHED", 3)
+    hashes = WordHashes()
+    found = hashes.of([*"abcdefgabc"]).tolist()
+    assert len(hashes) <= 3 and found == [int(WordHashes().of([word])[0]) for word in "abcdefgabc"]
