@@ -28,6 +28,37 @@ def test_masks_fit_a_stream() -> None:
         assert with_adapters(stated, fits).adapters is not None
 
 
+def test_a_rank_is_as_large_as_the_smallest_weight_is_at_most() -> None:
+    """Keys and values of one group of four features: eight rows."""
+    small = ModelConfig(num_layers=1, hidden_size=16, num_heads=4, num_key_value_heads=1, seq_length=8)
+    stated = architecture_of(small, 40)
+    assert with_adapters(stated, LoraConfig(rank=8, targets=("*",))).adapters is not None
+    with pytest.raises(
+        ConfigError, match=r"lora\.rank = 9 is larger than blocks\.0\.attention\.key_value is: .* 8 × 16"
+    ):
+        with_adapters(stated, LoraConfig(rank=9, targets=("*",)))
+    assert with_adapters(stated, LoraConfig(rank=9, targets=("mlp.up",))).adapters is not None
+
+
+def test_an_adapter_costs_its_products_and_begins_as_wide_as_its_input_asks() -> None:
+    model = ModelConfig(num_layers=1, hidden_size=16, num_heads=4, seq_length=8)
+    plain = architecture_of(model, 40)
+    lora = LoraConfig(rank=2, alpha=6.0, targets=("mlp.down",))
+    stated = with_adapters(plain, lora)
+    more = [after.multiply_adds - before.multiply_adds for before, after in zip(plain.units, stated.units, strict=True)]
+    assert more == [0, 2 * (64 + 16), 0], "x Aᵀ and then Bᵀ, for each token"
+    weights = stated.weights()
+    assert weights["blocks.0.mlp.down.lora_a"].std == pytest.approx((3 * 64) ** -0.5)
+    assert weights["blocks.0.mlp.down.lora_b"].std is None
+    assert stated.adapters is not None and stated.adapters.scale == 3.0 and stated.adapters.rank == 2
+
+
+def test_a_target_is_whole_names_behind_a_point() -> None:
+    stated = architecture_of(ModelConfig(num_layers=1, hidden_size=16, num_heads=4, seq_length=8), 40)
+    with pytest.raises(ConfigError, match=r'lora\.targets has "wn", which matches no linear layer .*mlp\.down'):
+        with_adapters(stated, LoraConfig(rank=2, targets=("wn",)))
+
+
 def test_keys_and_values_of_a_decoder_read_what_the_encoder_has_read() -> None:
     t5 = ModelConfig(kind="t5", num_layers=1, hidden_size=1024, num_heads=16, seq_length=1 << 23, decoder_seq_length=8)
     with pytest.raises(ConfigError, match=r"8,388,608 positions × 1,024 features .* decoder\.blocks\.0\.cross\.key_"):

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from colonnade.corpus.plan import keep_plan, make_plan, run_file
+from colonnade.corpus.duplicates import index_metadata
+from colonnade.corpus.formats import InputSplit
+from colonnade.corpus.plan import keep_plan, left_aside, make_plan, run_file, shared_out, splits_of
+from colonnade.corpus.recipe import DeduplicateStep
 from colonnade.data.cleaning import Tokenizers
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
@@ -65,6 +71,65 @@ def test_files_of_every_section_are_named(
     before = make_plan(recipe).identity
     Path("named.txt").write_text("one\nanother\n")
     assert make_plan(recipe).identity != before
+
+
+def test_tasks_read_about_as_many_bytes_as_is_asked() -> None:
+    """A piece of a large file counts by its own length, and one that is longer than a task is one alone."""
+    whole = InputSplit("a.jsonl", "a", 1_000, 0)
+    pieces = [replace(whole, start=start, stop=stop) for start, stop in ((0, 60), (60, 120), (120, 160), (160, 300))]
+    assert [piece.num_bytes for piece in (*pieces, whole)] == [60, 60, 40, 140, 1_000]
+    tasks = shared_out([*pieces, whole, pieces[2], pieces[0]], 100)
+    assert [[split.num_bytes for split in task] for task in tasks] == [[60], [60, 40], [140], [1_000], [40, 60]]
+
+
+def test_a_file_of_lines_is_cut_where_it_is_longer_than_a_piece(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"12345678\n" * 4)
+    assert len(splits_of(str(tmp_path / "a.jsonl"), 36)) == 1
+    found = splits_of(str(tmp_path / "a.jsonl"), 35)
+    assert [(split.start, split.stop) for split in found] == [(0, 36)]
+    cut = splits_of(str(tmp_path / "a.jsonl"), 9)
+    assert [(split.start, split.stop) for split in cut] == [(0, 9), (9, 18), (18, 27), (27, 36)]
+
+
+def test_who_runs_it_and_where_it_is_written_make_no_other_run(
+    tmp_path: Path, write_lines: Callable[..., Path]
+) -> None:
+    path = write_lines("in.jsonl", ["a"])
+    more = {"workers": 3, "retries": 7, "memory_gb": 9, "executor": "ray", "slurm_time": "1:00:00"}
+    one, other = make_recipe(path, folder=tmp_path / "one"), make_recipe(path, folder=tmp_path / "other", run=more)
+    assert make_plan(one).identity == make_plan(other).identity
+
+
+def test_what_is_left_aside_is_counted_by_what_it_is(tmp_path: Path) -> None:
+    """In folders and in zip files, of which what cannot be streamed is not read."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a.jsonl", "a.pdf", "b.pdf", "Makefile", "rows.parquet.gz"):
+        (folder / name).touch()
+    os.mkfifo(folder / "pipe.jsonl")
+    with zipfile.ZipFile(folder / "more.zip", "w") as archive:
+        for name in ("in.jsonl", "page.warc", "rows.parquet", "picture.png"):
+            archive.writestr(name, "x")
+    assert left_aside([str(folder)]) == {".gz": 1, ".parquet": 1, ".pdf": 2, ".png": 1, "fifo": 1, "none": 1}
+    found = {split.member for split in splits_of(str(folder), 100)}
+    assert found == {"", "in.jsonl", "page.warc"}
+
+
+def test_an_index_that_does_not_say_how_many_tasks_it_has_cannot_be_compared(
+    tmp_path: Path, write_lines: Callable[..., Path]
+) -> None:
+    how = DeduplicateStep(index=str(tmp_path / "index"))
+    part = tmp_path / "index" / "0123456789abcdef"
+    part.mkdir(parents=True)
+    recipe = make_recipe(write_lines("in.jsonl", ["a"]), folder=tmp_path / "out", deduplicate={"index": how.index})
+    for metadata, said in (
+        ({**index_metadata(how), "tasks": 2}, ""),
+        (index_metadata(how), "was made with"),
+        ({**index_metadata(how), "shingle": 4, "tasks": 2}, "'shingle': 4"),
+    ):
+        (part / "index.json").write_text(json.dumps(metadata))
+        with pytest.raises(DataError, match=said) if said else nullcontext():
+            assert make_plan(recipe).index == (part.name,)
 
 
 FILES = ("vocab.json", "merges.txt")

@@ -9,6 +9,7 @@ import json
 import logging
 import lzma
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -232,6 +233,7 @@ def test_rows_behind_a_row_group_that_is_too_long_keep_their_numbers(
         ("too long", 2),
         ("'text' is no text", 5),
     ]
+    assert re.fullmatch(r"a row group of \d,\d{3} bytes, 2 rows", result.dropped("read")[0]["detail"])
 
 
 def test_parquet_and_its_damage(tmp_path: Path, run: Run) -> None:
@@ -318,6 +320,33 @@ def test_records_that_are_no_documents_are_listed_with_their_number(tmp_path: Pa
         (5, "not UTF-8", "byte 0xe9 at column 4"),
         (6, "too long", "a record of more than read.max_bytes = 50 bytes"),
     ]
+
+
+def test_keys_of_a_record_are_those_that_the_recipe_names(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "in.warc").write_bytes(record("conversion", b"one") + record("resource", b"a picture"))
+    names = {"key": "body", "id_key": "number", "url_key": "address"}
+    (row,) = run(tmp_path / "in.warc", read=names).rows()
+    assert (row["text"], row["id"], row["url"]) == ("one", "<urn:1>", "http://a.org")
+    assert row["metadata"] == {"date": "2024-01-02T03:04:05Z"}
+
+
+def test_damage_between_records_is_told_with_the_number_of_the_next(tmp_path: Path, run: Run) -> None:
+    whole = record("conversion", b"one") + record("conversion", b"two")
+    (tmp_path / "foreign.warc").write_bytes(whole + b"no record at all\r\n\r\n")
+    (tmp_path / "cut.warc").write_bytes(whole + record("conversion", b"three and more")[:-10])
+    (tmp_path / "cut.warc.gz").write_bytes(gzip.compress(whole) + gzip.compress(record("conversion", b"x" * 99))[:-30])
+    told = {}
+    for name in ("foreign.warc", "cut.warc", "cut.warc.gz"):
+        result = run(tmp_path / name, folder=f"of {name}")
+        assert result.texts() == ["one", "two"], name
+        (entry,) = result.dropped("read")
+        told[name] = (entry["line"], entry["reason"])
+        assert name != "cut.warc" or entry["detail"] == "a record of 8 bytes instead of 14"
+    assert told == {
+        "foreign.warc": (3, "file damaged"),
+        "cut.warc": (3, "file cut short"),
+        "cut.warc.gz": (3, "file cut short"),
+    }
 
 
 def test_a_servers_type_of_a_page_may_have_capitals(tmp_path: Path, run: Run) -> None:

@@ -9,18 +9,22 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colonnade.corpus.manifest import read_manifest
 from colonnade.corpus.plan import make_plan, splits_of
 from colonnade.corpus.report import report, write_report
+from colonnade.corpus.run import summary
 from colonnade.corpus.stages import stages
 from colonnade.corpus.step import Setting
 from colonnade.corpus.write import part_of
@@ -134,6 +138,59 @@ def test_the_manifest_adds_up(run: Run, write_lines: Any) -> None:
         str(one),
         str(one.with_name("two.jsonl.gz")),
     ]
+
+
+def test_a_manifest_names_the_library_that_told_languages_and_no_credentials(
+    tmp_path: Path, run: Run, write_lines: Any
+) -> None:
+    result = run(
+        write_lines("in.jsonl", ["a b c"]),
+        run={"ray_address": "ray://user:secret@head:10001"},
+        language={"keep": ["en"]},
+    )
+    content = result.manifest
+    assert content["versions"]["pycld2"] not in ("", "not installed") and content["versions"]["python"]
+    assert "secret" not in json.dumps(content) and "head:10001" in content["recipe"]["run"]["ray_address"]
+    assert content["facts"] == {} and "facts" not in content["steps"]["read"]
+
+
+def test_what_only_the_run_needs_is_gone_when_it_is_done(run: Run, write_lines: Any) -> None:
+    result = run(write_lines("in.jsonl", ["a b", "a b", "c d"]), deduplicate={})
+    kept = {path.name for path in (result.folder / "state").iterdir()}
+    assert not kept & {"spool", "signatures", "drops.bin", "progress"} and "run.json" in kept
+
+
+def test_a_folder_without_a_manifest_is_told_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no manifest\.json\. Name the write\.folder of a run\."):
+        read_manifest(tmp_path)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "run.json").touch()
+    with pytest.raises(DataError, match=r"has no manifest\.json\. Its run has not finished: start it again\."):
+        read_manifest(tmp_path)
+    for content in ('{"colonnade": "checkpoint"}', '{"steps": {}}', "[]", "{"):
+        (tmp_path / "manifest.json").write_text(content)
+        with pytest.raises(DataError, match=r"manifest\.json is no manifest of `colonnade data clean`"):
+            read_manifest(tmp_path)
+
+
+def test_a_summary_tells_the_speed_by_what_was_read(run: Run, write_lines: Any) -> None:
+    result = run(write_lines("in.jsonl", ["a b", "a b", "c d"]), deduplicate={})
+    said = summary(result.folder, 2.0).splitlines()
+    assert said[0].startswith("3 documents, 9 bytes of text -> 2 documents, 6 bytes in ")
+    assert said[0].endswith("; 2.0 s, 2 documents/s") and said[-1] == "train: 2 documents"
+
+
+@pytest.mark.parametrize("format_", ["jsonl", "parquet"])
+def test_values_that_json_does_not_have_are_written_as_text(tmp_path: Path, run: Run, format_: str) -> None:
+    """As Parquet files have them: times and bytes."""
+    rows = {"text": ["one"], "when": [datetime(2024, 1, 2, 3, 4, 5)], "raw": [b"ab"]}
+    pq.write_table(pa.table(rows), tmp_path / "in.parquet")
+    result = run(tmp_path / "in.parquet", deduplicate={}, write={"format": format_})
+    (row,) = (
+        pq.read_table(result.folder / "train" / "00000.parquet").to_pylist() if format_ == "parquet" else result.rows()
+    )
+    metadata = json.loads(row["metadata"]) if format_ == "parquet" else row["metadata"]
+    assert metadata == {"when": "2024-01-02 03:04:05", "raw": "b'ab'"}
 
 
 def test_the_comparisons_of_all_tasks_count(run: Run, write_lines: Any) -> None:

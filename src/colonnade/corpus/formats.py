@@ -6,7 +6,6 @@ A file that breaks off gives its rows until there and then a Reject for the rest
 from __future__ import annotations
 
 import importlib
-import io
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -124,11 +123,11 @@ def _warc(content: Iterator[bytes], read: ReadStep) -> Iterator[Row | Reject]:
     failed: Any = importlib.import_module("warcio.exceptions").ArchiveLoadFailed
     number = 0
     try:
-        stream = io.BufferedReader(BlockStream(content), 1 << 16)
-        for record in archive.ArchiveIterator(stream, no_record_parse=False):
-            number += 1
+        # not buffered: a buffer that is being filled when the content breaks off is lost, with whole records in it
+        for record in archive.ArchiveIterator(BlockStream(content), no_record_parse=False):
             if record.rec_type in ("response", "conversion"):
-                yield _page(record, number, read)
+                yield _page(record, number + 1, read)
+            number += 1
     except Damaged as error:
         yield broken_off(error, number + 1, "all records before are read")
     except (failed, EOFError, ValueError, OSError) as error:

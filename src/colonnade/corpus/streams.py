@@ -129,7 +129,7 @@ class BlockStream(io.RawIOBase):
 
     def __init__(self, content: Iterator[bytes]) -> None:
         super().__init__()
-        self._content, self._rest = content, b""
+        self._content, self._rest = content, memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -139,7 +139,7 @@ class BlockStream(io.RawIOBase):
             block = next(self._content, None)
             if block is None:
                 return 0
-            self._rest = block
+            self._rest = memoryview(block)
         size = min(len(buffer), len(self._rest))
         buffer[:size], self._rest = self._rest[:size], self._rest[size:]
         return size
