@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.atomic import remove_partial, write_whole, written
+from colonnade.atomic import remove_partial, remove_partial_of, write_whole, written
 from tests.disks import room_for
 
 
@@ -57,3 +57,14 @@ def test_only_what_killed_writers_have_left_is_removed(tmp_path: Path) -> None:
         assert {path.name for path in (tmp_path / "deep").iterdir()} == names
     remove_partial(tmp_path)
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {*others, "deep/now"}
+
+
+def test_what_killed_writers_of_one_file_have_left_is_removed_and_of_no_other(tmp_path: Path) -> None:
+    """Whatever its name matches as a pattern."""
+    left = ["run[1].json.7-0123abcd.partial", "run[1].json.123-ffffffff.partial"]
+    others = ["run[1].json", "run1.json.7-0123abcd.partial", "run[1].json.old.7-0123abcd.partial", "run[1].json.partial"]
+    for name in (*left, *others):
+        (tmp_path / name).touch()
+    remove_partial_of(tmp_path / "run[1].json")
+    assert {path.name for path in tmp_path.iterdir()} == {*others}
+    remove_partial_of(tmp_path / "nowhere" / "file")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from multiprocessing.process import BaseProcess
 
@@ -35,3 +36,18 @@ def test_ctrl_c_comes_when_all_processes_are_known() -> None:
             process.terminate()
             process.join()
     assert [process.exitcode for process in started] == [-signal.SIGTERM] * 2
+
+
+def test_processes_of_another_thread_are_deaf_too_and_this_one_is_left_as_it_was() -> None:
+    """Only the main thread may say what a signal does."""
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def start() -> None:
+        with deaf_to_ctrl_c():
+            seen.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        seen.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert seen == [True, False] and signal.getsignal(signal.SIGINT) is before

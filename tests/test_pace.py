@@ -2,8 +2,10 @@
 
 from datetime import timedelta
 
+import pytest
+
 from colonnade.convert.progress import Progress
-from colonnade.pace import Pace, Reading
+from colonnade.pace import Pace, Reading, say_aside
 
 
 def test_it_is_told_every_few_seconds_and_from_the_rate_of_all_that_is_done() -> None:
@@ -23,3 +25,8 @@ def test_a_conversion_tells_bytes() -> None:
     times = iter([0.0, 10.0])
     Progress("converted", 4_000_000_000, clock=lambda: next(times), say=said.append).advance(1_000_000_000)
     assert said == ["  converted 1.00 GB of 4.00 GB, 100 MB/s, 0:00:30 left"]
+
+
+def test_how_far_it_is_stands_beside_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    say_aside("half of it")
+    assert capsys.readouterr() == ("", "half of it\n")

@@ -1,0 +1,268 @@
+"""Each option of a command reaches what it is for. What would do the work is replaced by what writes down its words."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from colonnade.convert import convert as conversion
+from colonnade.convert import merge as merging
+from colonnade.data import overlap as overlaps
+from colonnade.data import rejected, tokenize, train_tokenizer
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.examples import formats, make
+from colonnade.generation.sampling import Sampling
+from colonnade.launch import launch
+from colonnade.report import watch as watching
+from colonnade.report import write
+from colonnade.serving import encoder, measure, options, own_data, predict, trained
+from colonnade.serving.measurement import Measurement
+from colonnade.train import start
+from colonnade.train.rollback_options import RollbackOptions
+from colonnade.verify import verify as verification
+from tests.commands import here
+
+Told = dict[str, Any]
+OF_A_MODEL = [
+    ("generate", "--prompt", "a"),
+    ("evaluate", "--data", "tokens"),
+    ("predict", "rows.tsv"),
+    ("fill-mask", "--text", "a"),
+    ("embed", "--text", "a", "--text", "b"),
+]
+
+
+def noting(told: Told, name: str, *, answer: Any = None) -> Callable[..., Any]:
+    """A function that writes down what it is given, the options apart from what goes before them."""
+
+    def note(*given: Any, **named: Any) -> Any:
+        told[name], told[f"{name} options"] = given, named
+        return answer
+
+    return note
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What the commands that use a model tell what does their work, on the first of some ranks."""
+    told: Told = {}
+
+    @contextmanager
+    def opened(path: Path, **named: Any) -> Iterator[tuple[Any, Any]]:
+        named.pop("to_take_less", None)
+        told["opened"] = {"path": path, **named}
+        model = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(seq_length=16)))
+        yield model, SimpleNamespace(rank=0)
+
+    def check_options(checkpoint: Path, *, more: object, **named: Any) -> None:
+        told["checked"] = {"path": checkpoint, **named}
+
+    monkeypatch.setattr(options, "check_options", check_options)
+    monkeypatch.setattr(options, "chosen", lambda path, best: path / "best" if best else path)
+    monkeypatch.setattr(trained, "find", lambda path: path)
+    monkeypatch.setattr(trained, "opened", opened)
+    monkeypatch.setattr(launch, "is_rank", lambda: True)
+    for module, name, answer in (
+        (trained, "print_continuations", None),
+        (measure, "measure", "a report"),
+        (measure, "show_with_overlap", None),
+        (own_data, "measure_part", None),
+        (own_data, "own_corpus", [Path("own")]),
+        (predict, "predict_any", "predictions"),
+        (predict, "show", None),
+        (encoder, "fillings", []),
+        (encoder, "embeddings", (torch.zeros(2, 4), 0)),
+    ):
+        monkeypatch.setattr(module, name, noting(told, name, answer=answer))
+    return told
+
+
+@pytest.mark.parametrize("command", OF_A_MODEL, ids=lambda command: command[0])
+def test_a_model_is_opened_as_it_was_asked_for(told: Told, command: tuple[str, ...]) -> None:
+    asked = ("--tp", 2, "--pp", 3, "--device", "cpu", "--precision", "bf16", "--threads", 5, "--base", "theirs")
+    copies = {"dp": 4} if command[0] in ("evaluate", "predict") else {}
+    here(command[0], "run", *command[1:], *asked, "--best", *(("--dp", 4) if copies else ()))
+    how = {"tp": 2, "pp": 3, "device": "cpu", "precision": "bf16"}
+    assert told["opened"] == {"path": Path("run/best"), "threads": 5, "base": Path("theirs"), **how, **copies}
+    assert told["checked"] == {"path": Path("run"), "best": True, **how}
+
+
+@pytest.mark.parametrize("command", OF_A_MODEL, ids=lambda command: command[0])
+def test_as_many_ranks_are_started_as_axes_have_places(
+    told: Told, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """Each with the words of the command itself; and no model is opened where they are started."""
+    monkeypatch.setattr(launch, "is_rank", lambda: False)
+    monkeypatch.setattr(launch, "run_ranks", noting(told, "ranks", answer=7))
+    words = [command[0], "run", *command[1:], "--tp", "2", "--pp", "3"]
+    words += ["--dp", "5"] if command[0] in ("evaluate", "predict") else []
+    assert here(*words).status == 7
+    assert told["ranks"] == (30 if "--dp" in words else 6, [sys.executable, "-m", "colonnade", *words])
+    assert "opened" not in told
+
+
+def test_a_text_is_written_on_as_it_was_asked_for(told: Told, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("b\n")
+    asked = ("--max-new-tokens", 7, "--temperature", 0.5, "--top-k", 3, "--top-p", 0.25, "--seed", 9)
+    here("generate", "run", "--prompt", "a", "--prompts", tmp_path / "more.txt", *asked, "--json")
+    assert told["print_continuations"][2] == ["a", "b"]
+    assert told["print_continuations options"] == {
+        "chats": None,
+        "max_new_tokens": 7,
+        "sampling": Sampling(0.5, 3, 0.25, 9),
+        "as_json": True,
+    }
+    here("generate", "run", "--prompt", "a", "--chat")
+    (chat,) = told["print_continuations options"]["chats"]
+    assert chat[-1]["content"] == "a" and not told["print_continuations options"]["as_json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (
+            ("wikitext103", "--window", 16, "--stride", 4, "--detokenizer", "wikitext", "--batch-size", 3, "--json"),
+            Measurement(
+                "wikitext103", data="d", window=16, stride=4, detokenizer="wikitext", batch_size=3, as_json=True
+            ),
+        ),
+        (("lambada", "--variant", "openai"), Measurement("lambada", data="d", variant="openai")),
+        (
+            ("squad", "--null-threshold", 0.5, "--max-answer-length", 4, "--max-query-length", 5, "--n-best", 6),
+            Measurement(
+                "squad", data="d", null_threshold=0.5, max_answer_length=4, max_query_length=5, n_best=6
+            ),
+        ),
+    ],
+    ids=["wikitext103", "lambada", "squad"],
+)
+def test_what_is_measured_is_what_was_asked_for(told: Told, words: tuple[object, ...], asked: Measurement) -> None:
+    here("evaluate", "run", *words, "--data", "d")
+    assert told["measure"][2:] == (Path("run"), asked)
+    assert told["show_with_overlap"] == ("a report", [], Path("d"), Path("run"))
+    assert told["show_with_overlap options"] == {"as_json": asked.as_json}
+
+
+def test_a_text_is_compared_with_each_corpus_that_was_named(told: Told) -> None:
+    pytest.importorskip("colonnade.data.overlap")
+    here("evaluate", "run", "lambada", "--data", "d", "--overlap", "own", "--overlap", "web")
+    assert told["show_with_overlap"][1] == [Path("own"), Path("web")]
+    here("evaluate", "run", "lambada", "--data", "d", "--overlap", "web")
+    assert told["show_with_overlap"][1] == [Path("web")]
+
+
+def test_a_part_is_measured_as_it_was_asked_for(told: Told) -> None:
+    here("evaluate", "run", "--part", "test", "--samples", 6, "--batch-size", 2, "--json")
+    assert told["measure_part"][2:] == (Path("run"), "test") and "measure" not in told
+    assert told["measure_part options"] == {"samples": 6, "batch_size": 2, "as_json": True}
+
+
+def test_predictions_are_made_as_they_were_asked_for(told: Told, tmp_path: Path) -> None:
+    output = tmp_path / "answers.json"
+    asked = ("--format", "squad", "--batch-size", 3, "--null-threshold", 0.5, "--output", output, "--json")
+    here("predict", "run", "a.json", "b.json", *asked, "--with", "other", "--with", "third")
+    assert told["predict_any"][2] == [Path("a.json"), Path("b.json")]
+    assert told["predict_any options"] == {
+        "others": [Path("other"), Path("third")],
+        "output": output,
+        "format_name": "squad",
+        "batch_size": 3,
+        "null_threshold": 0.5,
+    }
+    assert (told["show"], told["show options"]) == (("predictions", output), {"as_json": True})
+
+
+def test_texts_are_read_as_they_were_asked_for(told: Told, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("b\n")
+    here("fill-mask", "run", "--text", "a", "--texts", tmp_path / "more.txt", "--top", 3)
+    assert (told["fillings"][2], told["fillings options"]) == (["a", "b"], {"top": 3})
+    here("embed", "run", "--text", "a", "--texts", tmp_path / "more.txt", "--batch-size", 3, "--no-normalize")
+    assert told["embeddings"][2] == ["a", "b"]
+    assert told["embeddings options"] == {"batch_size": 3, "normalize": False}
+
+
+def test_weights_are_converted_as_they_were_asked_for(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversion, "convert", noting(told, "convert"))
+    asked = ("--dtype", "bf16", "--max-shard-size", "1GB", "--tokenizer", "t.json", "--vocab-size", 50, "--base", "b")
+    here("convert", "theirs", "ours", *asked, "--dry-run")
+    assert told["convert"] == (Path("theirs"), Path("ours"))
+    wanted = {"dtype": "bf16", "max_shard_size": "1GB", "tokenizer": Path("t.json"), "vocab_size": 50}
+    assert told["convert options"] == {**wanted, "base": Path("b"), "dry_run": True, "best": False}
+    here("convert", "theirs", "ours", "--best")
+    assert told["convert options"] == dict.fromkeys([*wanted, "base"]) | {"dry_run": False, "best": True}
+    monkeypatch.setattr(merging, "merge", noting(told, "merge"))
+    here("merge", "adapters", "whole", "--base", "b")
+    assert told["merge"] == (Path("adapters"), Path("whole"))
+    assert told["merge options"] == {"base": Path("b"), "best": False}
+
+
+def test_data_are_made_as_they_were_asked_for(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SimpleNamespace(summary=lambda *output: "made")
+    monkeypatch.setattr(Tokenizer, "load", lambda path: f"that of {path}")
+    monkeypatch.setattr(rejected, "check_inputs", noting(told, "inputs"))
+    monkeypatch.setattr(train_tokenizer, "train_tokenizer", noting(told, "trained", answer=made))
+    monkeypatch.setattr(tokenize, "tokenize_files", noting(told, "tokenized", answer=made))
+    monkeypatch.setattr(formats, "format_of", noting(told, "format", answer="a format"))
+    monkeypatch.setattr(make, "make_examples", noting(told, "examples", answer=made))
+    here(
+        *("data", "train-tokenizer", "a.jsonl", "--output", "t.json", "--vocab-size", 300, "--kind", "wordpiece"),
+        *("--sentinels", 28, "--key", "body", "--overwrite"),
+    )
+    assert told["trained"] == ([Path("a.jsonl")], Path("t.json"), 300)
+    assert told["trained options"] == {"kind": "wordpiece", "sentinels": 28, "key": "body", "overwrite": True}
+    here(
+        *("data", "tokenize", "a.jsonl", "--output", "x", "--tokenizer", "t.json", "--key", "body", "--workers", 3),
+        *("--sentences", "--overwrite"),
+    )
+    assert told["tokenized"] == ([Path("a.jsonl")], "x", "that of t.json")
+    how = {"key": "body", "workers": 3, "append_end": False, "sentences": True, "overwrite": True}
+    assert told["tokenized options"] == how and told["inputs"] == ("x", [Path("t.json")])
+    here(
+        *("data", "examples", "squad", "a.json", "--output", "y", "--tokenizer", "t.json", "--overwrite"),
+        *("--template", "chatml", "--doc-stride", 4, "--max-query-length", 5),
+    )
+    windows = {"doc_stride": 4, "max_query_length": 5}
+    assert told["format"] == ("squad", "that of t.json", Path("t.json"), "chatml", windows)
+    assert told["examples"] == ("a format", [Path("a.json")], "y", "that of t.json")
+    assert told["examples options"] == {"overwrite": True} and told["inputs"] == ("y", [Path("t.json")])
+
+
+def test_an_overlap_is_counted_as_it_was_asked_for(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(as_json=lambda: {"share": 0.5}, summary=lambda: "half of it")
+    monkeypatch.setattr(overlaps, "overlap", noting(told, "overlap", answer=found))
+    monkeypatch.setattr(overlaps, "holds_tokens", lambda corpus: True)
+    asked = ("--ngram", 5, "--key", "body", "--tokenizer", "t.json", "--workers", 3)
+    assert here("data", "overlap", "corpus", "exam.jsonl", *asked).out == "half of it\n"
+    assert told["overlap"] == ([Path("corpus")], Path("exam.jsonl"))
+    assert told["overlap options"] == {"ngram": 5, "key": "body", "tokenizer": Path("t.json"), "workers": 3}
+    assert here("data", "overlap", "corpus", "exam.jsonl", "--json").out == '{"share": 0.5}\n'
+
+
+def test_runs_are_shown_as_they_were_asked_for(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "write_report", noting(told, "report"))
+    monkeypatch.setattr(watching, "watch", noting(told, "watch"))
+    here("report", "a", "b", "--output", "page.html", "--live", 30, "--task", "rte")
+    assert told["report"] == ([Path("a"), Path("b")], Path("page.html"))
+    assert told["report options"] == {"live": 30, "task": "rte"}
+    here("watch", "a", "--every", 5, "--once")
+    assert (told["watch"], told["watch options"]) == ((Path("a"),), {"every": 5.0, "once": True})
+
+
+def test_layouts_are_compared_as_they_were_asked_for(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "verify", noting(told, "verify", answer=False))
+    asked = ("--layout", "tp=2", "--layout", "dp=2", "--steps", 5, "--shrink", "--precision", "fp32", "--json")
+    assert here("verify", "a.toml", "train.steps=3", *asked).status == 1
+    assert told["verify"] == (Path("a.toml"), ["train.steps=3"], ["tp=2", "dp=2"])
+    assert told["verify options"] == {"steps": 5, "shrink": True, "precision": "fp32", "json_only": True}
+
+
+def test_a_run_returns_as_it_was_asked_to(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "roll_back_folder", noting(told, "back", answer="it is back"))
+    answer = here("rollback", "run", 40, "--skip", 3, "--rate-factor", 0.5, "--rate-steps", 20, "--rewarm", 7)
+    assert answer.out == "it is back\n", answer
+    assert told["back"] == (Path("run"), 40, RollbackOptions(3, 0.5, 20, 7))

@@ -1,0 +1,81 @@
+"""Object storages by their URLs: names, what each kind is opened with, and how often one is asked."""
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+import fsspec.core
+import pytest
+
+from colonnade import storage
+from colonnade.errors import ConfigError
+from colonnade.storage import as_given, below, is_remote, not_here, open_storage, reason, retry
+
+
+def test_a_folder_of_a_url_comes_before_its_options() -> None:
+    assert below("s3://bucket/runs", "books") == "s3://bucket/runs/books"
+    assert below("https://host/runs/?signature=a/b", "books") == "https://host/runs/books?signature=a/b"
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a", "file:///mnt/a", "FILE:///mnt/a", "local:///mnt/a", "az://a/b"])
+def test_a_path_that_was_made_of_a_url_is_told_as_that_url(url: str) -> None:
+    assert as_given(Path(url)) == url == as_given(url)
+    assert is_remote(url) and "It is a URL" in not_here(Path(url))
+
+
+@pytest.mark.parametrize("path", ["a/b", "/mnt/a", "a:/b", "1a://b", "//mnt/a"])
+def test_a_path_is_no_url(path: str) -> None:
+    assert as_given(path) == path and not_here(path) == ""
+
+
+def test_storages_have_what_large_files_need_where_they_are_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[dict[str, Any]] = []
+    monkeypatch.setattr(fsspec.core, "url_to_fs", lambda url, **options: (opened.append(options), url))
+    for url in ("s3://bucket/a", "s3a://bucket/a", "file:///a", "local:///a", "gs://bucket/a"):
+        open_storage(url, ConfigError, "leave it out", to_write=True)
+        open_storage(url, ConfigError, "leave it out")
+    few, folders = {"max_concurrency": 2}, {"auto_mkdir": True}
+    assert opened == [few, {}, few, {}, folders, {}, folders, {}, {}, {}]
+
+
+@pytest.mark.parametrize("error", [ImportError("Please install s3fs"), ValueError("Protocol not known: s4")])
+def test_a_kind_of_storage_that_cannot_be_opened_says_what_to_install(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(url: str) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", refuse)
+    with pytest.raises(ConfigError, match=rf"cannot be opened: {error}\. Install .*s3fs.*, or leave it out\.$"):
+        open_storage("s4://bucket/a", ConfigError, "leave it out")
+
+
+def test_an_error_without_words_is_told_by_its_kind() -> None:
+    assert reason(TimeoutError(), "s3://bucket") == "TimeoutError"
+
+
+def test_a_storage_that_fails_is_asked_again_later_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(storage.time, "sleep", slept.append)
+    answers: list[Exception | str] = [ConnectionError("1"), RuntimeError("2"), OSError("3"), "here it is"]
+
+    def ask() -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert retry(ask) == "here it is" and slept == [0.5, 1.0, 2.0]
+    answers += [ConnectionError(str(attempt)) for attempt in range(9)]
+    with pytest.raises(ConnectionError, match="^3$"):
+        retry(ask)
+    assert slept == [0.5, 1.0, 2.0] * 2, "nobody waits behind the last attempt"
+
+
+def test_what_is_not_there_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.time, "sleep", lambda seconds: pytest.fail("it waited"))
+
+    def ask() -> NoReturn:
+        raise FileNotFoundError("gone")
+
+    with pytest.raises(FileNotFoundError, match="gone"):
+        retry(ask)
