@@ -1,12 +1,17 @@
-"""What the demonstration says at its end."""
+"""What the demonstration runs, and what it says at its end."""
 
 import json
 import lzma
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from colonnade import demo
+from colonnade.config.load import load
+from colonnade.config.split import parse_split
 from colonnade.demo import _compare_with_xz
+from colonnade.errors import ColonnadeError
 
 
 def test_the_model_is_held_against_xz_on_the_stories_that_it_was_not_trained_on(
@@ -21,3 +26,40 @@ def test_the_model_is_held_against_xz_on_the_stories_that_it_was_not_trained_on(
     kept = "\n".join(stories[2:]).encode()
     model, xz, _ = capsys.readouterr().out.splitlines()
     assert "2.125 bits per byte" in model and xz.endswith(f"{8 * len(lzma.compress(kept, preset=9)) / len(kept):.3f}")
+
+
+def test_it_stops_half_way_goes_on_and_looks_at_what_it_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(demo, "_run", lambda *words: ran.append(tuple(map(str, words))))
+    monkeypatch.setattr(demo, "_compare_with_xz", lambda folder, text: ran.append(("xz", str(text))))
+    here = tmp_path / "new" / "demo"
+    demo.main(here)
+    text, config, tokenizer = str(here / "holmes.jsonl"), str(here / "demo.toml"), str(here / "tokenizer.json")
+    trained, tokens, half, whole, xz, written, compared = ran
+    assert trained[:3] == ("data", "train-tokenizer", text) and tokenizer in trained and "2048" in trained
+    assert tokens[:3] == ("data", "tokenize", text) and str(here / "holmes") in tokens and tokenizer in tokens
+    assert (half, whole, xz) == (("train", config, "train.steps=150"), ("train", config), ("xz", text))
+    assert written[:2] == ("generate", str(here / "run")) and compared[:2] == ("verify", config)
+    settings = load(Path(config))
+    assert (settings.train.steps, settings.parallel.num_ranks, settings.run.folder) == (300, 2, str(here / "run"))
+    stories = len((here / "holmes.jsonl").read_text().splitlines())
+    assert stories == 37 == sum(parse_split(settings.data.split)) and parse_split(settings.data.split)[1] == 2
+    assert f"generate {here}/run --prompt" in capsys.readouterr().out
+
+
+def test_it_is_not_run_where_it_has_been(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(ColonnadeError, match="the demonstration has been run there"):
+        demo.main(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_it_ends_with_the_first_command_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda words, check: subprocess.CompletedProcess(words, 3))
+    with pytest.raises(ColonnadeError, match=r"`colonnade train` failed with exit status 3"):
+        demo._run("train", "a b.toml", 5)
+    assert capsys.readouterr().out == "\n$ colonnade train 'a b.toml' 5\n"

@@ -12,20 +12,21 @@ import torch
 
 from colonnade.convert import convert as conversion
 from colonnade.convert import merge as merging
+from colonnade.corpus import load as corpus_load
+from colonnade.data import cleaning, inspect, rejected, tokenize, train_tokenizer, writer
 from colonnade.data import overlap as overlaps
-from colonnade.data import rejected, tokenize, train_tokenizer
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.examples import formats, make
 from colonnade.generation.sampling import Sampling
-from colonnade.launch import launch
+from colonnade.launch import launch, slurm
 from colonnade.report import watch as watching
 from colonnade.report import write
-from colonnade.serving import encoder, measure, options, own_data, predict, trained
+from colonnade.serving import encoder, measure, options, own_data, predict, ranks, trained
 from colonnade.serving.measurement import Measurement
-from colonnade.train import start
+from colonnade.train import change_requests, start
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.verify import verify as verification
-from tests.commands import here
+from tests.commands import TINIEST, here
 
 Told = dict[str, Any]
 OF_A_MODEL = [
@@ -149,7 +150,6 @@ def test_what_is_measured_is_what_was_asked_for(told: Told, words: tuple[object,
 
 
 def test_a_text_is_compared_with_each_corpus_that_was_named(told: Told) -> None:
-    pytest.importorskip("colonnade.data.overlap")
     here("evaluate", "run", "lambada", "--data", "d", "--overlap", "own", "--overlap", "web")
     assert told["show_with_overlap"][1] == [Path("own"), Path("web")]
     here("evaluate", "run", "lambada", "--data", "d", "--overlap", "web")
@@ -266,3 +266,64 @@ def test_a_run_returns_as_it_was_asked_to(told: Told, monkeypatch: pytest.Monkey
     answer = here("rollback", "run", 40, "--skip", 3, "--rate-factor", 0.5, "--rate-steps", 20, "--rewarm", 7)
     assert answer.out == "it is back\n", answer
     assert told["back"] == (Path("run"), 40, RollbackOptions(3, 0.5, 20, 7))
+
+
+def test_a_job_is_asked_for_as_it_was_typed(told: Told, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(slurm, "script", noting(told, "script", answer="#!/bin/bash\n"))
+    config = tmp_path / "books.toml"
+    config.write_text(TINIEST)
+    job = ("--nodes", 2, "--ranks-per-node", 3, "--time", "2:00:00", "--margin", 60, "--array", "1-4")
+    more = ("--partition", "long", "--account", "ada")
+    answer = here("slurm", config, "parallel.dp=6", "train.global_batch_size=6", f"run.folder={tmp_path}/a/b", *job, *more)
+    assert answer.out == "#!/bin/bash\n", answer
+    wanted = {"margin": 60, "array": "1-4", "partition": "long", "account": "ada", "name": "books"}
+    assert told["script"][1] == slurm.Job(2, 3, "2:00:00", gpus=False, logs=f"{tmp_path}/a", **wanted)
+    assert told["script"][3] == sys.executable
+    here("slurm", config, "train.device=auto", f"run.folder={tmp_path}/a/b", "--gpus-per-node", 1)
+    assert told["script"][1] == slurm.Job(1, 1, "24:00:00", name="books", logs=f"{tmp_path}/a")
+
+
+def test_a_change_is_asked_for_as_it_was_typed(told: Told, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(change_requests, "ask", noting(told, "ask"))
+    monkeypatch.setattr(change_requests, "listed", lambda run: [f"one of {run.name}", "another"])
+    keys = ("optim.learning_rate=1e-4", "train.log_every=5")
+    answer = here("change", tmp_path, *keys, "--at", 1500, "--by", "ada", "--reason", "it is too high")
+    assert "changes behind step 1,500" in answer.out, answer
+    run, request = told["ask"]
+    assert run == tmp_path and 1.7e9 < request.pop("time") < 1e10
+    change = {"optim.learning_rate": 1e-4, "train.log_every": 5}
+    assert request == {"change": change, "at": 1500, "by": "ada", "reason": "it is too high"}
+    assert "behind the next step" in here("change", tmp_path, keys[0]).out
+    assert told["ask"][1].keys() == {"change", "time"}
+    assert here("change", tmp_path, "--list").out == f"one of {tmp_path.name}\nanother\n"
+    for wrong in ((), (*keys, "--list"), ("--list", "--at", 3), ("--list", "--by", "ada"), ("--list", "--reason", "x")):
+        assert "or --list alone" in here("change", tmp_path, *wrong).err, wrong
+    assert "is not the folder of a run" in here("change", tmp_path / "nowhere", *keys).err
+
+
+def test_text_is_cleaned_and_joined_as_it_was_asked_for(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_load, "load", noting(told, "load", answer="a recipe"))
+    monkeypatch.setattr(cleaning, "clean", noting(told, "clean", answer="it is clean"))
+    assert here("data", "clean", "web.toml", "write.folder=x", "--no-progress").out == "it is clean\n"
+    assert told["load"] == (Path("web.toml"), ["write.folder=x"])
+    assert (told["clean"], told["clean options"]) == (("a recipe",), {"progress": False})
+    here("data", "clean", "web.toml")
+    assert told["load"][1] == [] and told["clean options"] == {"progress": True}
+    monkeypatch.setattr(writer, "merge", noting(told, "merge", answer=["b"]))
+    monkeypatch.setattr(inspect, "inspect", lambda prefix: {"documents": 1, "tokens": 1200, "dtype": "uint16"})
+    answer = here("data", "merge", "a", "b", "--output", "x", "--overwrite")
+    assert told["merge"] == (["a", "b"], "x") and told["merge options"] == {"overwrite": True}
+    first, note = answer.out.splitlines()
+    assert first == "x: 1 document, 1,200 tokens (uint16)." and "because b has none" in note
+
+
+def test_ranks_that_answer_hold_the_model_that_was_asked_for(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "serve", noting(told, "serve"))
+    how = ("--tp", 2, "--pp", 3, "--dp", 4, "--device", "cpu", "--precision", "bf16", "--threads", 5, "--base", "b")
+    here("rank-of-answers", "run", *how)
+    asked = {"tp": 2, "pp": 3, "dp": 4, "device": "cpu", "precision": "bf16", "threads": 5, "base": Path("b")}
+    assert told["opened"] == {"path": Path("run"), **asked} and told["serve options"]["is_first"]
+    monkeypatch.setattr(launch, "is_rank", lambda: False)
+    monkeypatch.setattr(launch, "run_ranks", noting(told, "ranks", answer=0))
+    here("rank-of-answers", "run", *how)
+    assert told["ranks"][0] == 24
