@@ -62,7 +62,12 @@ def test_only_what_killed_writers_have_left_is_removed(tmp_path: Path) -> None:
 def test_what_killed_writers_of_one_file_have_left_is_removed_and_of_no_other(tmp_path: Path) -> None:
     """Whatever its name matches as a pattern."""
     left = ["run[1].json.7-0123abcd.partial", "run[1].json.123-ffffffff.partial"]
-    others = ["run[1].json", "run1.json.7-0123abcd.partial", "run[1].json.old.7-0123abcd.partial", "run[1].json.partial"]
+    others = [
+        "run[1].json",
+        "run1.json.7-0123abcd.partial",
+        "run[1].json.old.7-0123abcd.partial",
+        "run[1].json.partial",
+    ]
     for name in (*left, *others):
         (tmp_path / name).touch()
     remove_partial_of(tmp_path / "run[1].json")

@@ -135,9 +135,7 @@ def test_a_text_is_written_on_as_it_was_asked_for(told: Told, tmp_path: Path) ->
         (("lambada", "--variant", "openai"), Measurement("lambada", data="d", variant="openai")),
         (
             ("squad", "--null-threshold", 0.5, "--max-answer-length", 4, "--max-query-length", 5, "--n-best", 6),
-            Measurement(
-                "squad", data="d", null_threshold=0.5, max_answer_length=4, max_query_length=5, n_best=6
-            ),
+            Measurement("squad", data="d", null_threshold=0.5, max_answer_length=4, max_query_length=5, n_best=6),
         ),
     ],
     ids=["wikitext103", "lambada", "squad"],
@@ -274,7 +272,9 @@ def test_a_job_is_asked_for_as_it_was_typed(told: Told, monkeypatch: pytest.Monk
     config.write_text(TINIEST)
     job = ("--nodes", 2, "--ranks-per-node", 3, "--time", "2:00:00", "--margin", 60, "--array", "1-4")
     more = ("--partition", "long", "--account", "ada")
-    answer = here("slurm", config, "parallel.dp=6", "train.global_batch_size=6", f"run.folder={tmp_path}/a/b", *job, *more)
+    answer = here(
+        "slurm", config, "parallel.dp=6", "train.global_batch_size=6", f"run.folder={tmp_path}/a/b", *job, *more
+    )
     assert answer.out == "#!/bin/bash\n", answer
     wanted = {"margin": 60, "array": "1-4", "partition": "long", "account": "ada", "name": "books"}
     assert told["script"][1] == slurm.Job(2, 3, "2:00:00", gpus=False, logs=f"{tmp_path}/a", **wanted)

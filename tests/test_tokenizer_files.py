@@ -36,7 +36,9 @@ def test_a_pair_with_a_prefix_is_found_by_that_and_by_each_of_its_files(tmp_path
 def test_a_folder_with_a_tokenizer_of_one_file_is_that(tmp_path: Path) -> None:
     made(tmp_path, "vocab.json", "merges.txt", "tokenizer.json")
     assert find_pair(tmp_path) is None
-    assert find_pair(tmp_path / "vocab.json") == (tmp_path / "vocab.json", tmp_path / "merges.txt"), "unless it is named"
+    assert find_pair(tmp_path / "vocab.json") == (tmp_path / "vocab.json", tmp_path / "merges.txt"), (
+        "unless it is named"
+    )
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "encoder.json", "vocab.json", "spiece.model"])
