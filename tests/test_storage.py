@@ -66,7 +66,7 @@ def test_a_storage_that_fails_is_asked_again_later_each_time(monkeypatch: pytest
 
     assert retry(ask) == "here it is" and slept == [0.5, 1.0, 2.0]
     answers += [ConnectionError(str(attempt)) for attempt in range(9)]
-    with pytest.raises(ConnectionError, match="^3$"):
+    with pytest.raises(ConnectionError, match=r"^3$"):
         retry(ask)
     assert slept == [0.5, 1.0, 2.0] * 2, "nobody waits behind the last attempt"
 
