@@ -22,7 +22,7 @@ from colonnade.launch import launch, slurm
 from colonnade.report import watch as watching
 from colonnade.report import write
 from colonnade.serving import encoder, measure, options, own_data, predict, ranks, trained
-from colonnade.serving.measurement import Measurement
+from colonnade.serving.measurement import OWN, Measurement
 from colonnade.train import change_requests, start
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.verify import verify as verification
@@ -73,7 +73,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
         (measure, "measure", "a report"),
         (measure, "show_with_overlap", None),
         (own_data, "measure_part", None),
-        (own_data, "own_corpus", [Path("own")]),
+        (own_data, "own_corpus", [Path("train")]),
         (predict, "predict_any", "predictions"),
         (predict, "show", None),
         (encoder, "fillings", []),
@@ -148,8 +148,8 @@ def test_what_is_measured_is_what_was_asked_for(told: Told, words: tuple[object,
 
 
 def test_a_text_is_compared_with_each_corpus_that_was_named(told: Told) -> None:
-    here("evaluate", "run", "lambada", "--data", "d", "--overlap", "own", "--overlap", "web")
-    assert told["show_with_overlap"][1] == [Path("own"), Path("web")]
+    here("evaluate", "run", "lambada", "--data", "d", "--overlap", OWN, "--overlap", "web")
+    assert told["show_with_overlap"][1] == [Path("train"), Path("web")]
     here("evaluate", "run", "lambada", "--data", "d", "--overlap", "web")
     assert told["show_with_overlap"][1] == [Path("web")]
 
