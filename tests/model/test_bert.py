@@ -221,3 +221,16 @@ def test_weights_have_the_names_and_shapes_that_are_stated() -> None:
             for place in places
         }
         assert built == {name: weight.shape for name, weight in bert.architecture.weights().items()}
+
+
+@pytest.mark.parametrize("name", ["pre", "post"])
+def test_what_the_output_layer_reads_makes_the_words_logits(name: str) -> None:
+    """What a student is taught of a teacher is computed from it."""
+    bert = BERT(MODELS[name], VOCAB, Parallel(Mesh().tp))
+    for place, weight in enumerate(bert.parameters()):
+        weight.data.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(place)))
+    x = torch.randn(S, 1, 36, generator=torch.Generator().manual_seed(99))
+    with torch.no_grad():
+        read = bert.head.read_by_output(x)[:, 0]
+        logits = read @ bert.embedding.tokens.weight.t() + bert.head.output_bias
+    torch.testing.assert_close(logits[:, :VOCAB], bert.head.word_logits(x)[:, :VOCAB])

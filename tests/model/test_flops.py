@@ -141,10 +141,10 @@ def test_a_map_to_a_teachers_width_is_computed_for_every_token() -> None:
     model = ModelConfig(kind="bert", num_layers=3, hidden_size=16, num_heads=2, seq_length=8)
     taught = DistillationConfig(teacher="teacher", student_layers=(0, 2), teacher_layers=(1, 3), teacher_hidden_size=24)
     plain = architecture_of(model, 30)
-    more = {
-        unit.layer: mapped.multiply_adds - unit.multiply_adds
-        for unit, mapped in zip(plain.units, with_maps(plain, model, taught).units, strict=True)
-    }
+    pairs = list(zip(plain.units, with_maps(plain, model, taught).units, strict=True))
+    more = {unit.layer: mapped.multiply_adds - unit.multiply_adds for unit, mapped in pairs}
+    apart = {mapped.layer for _, mapped in pairs} - {mapped.layer for unit, mapped in pairs if mapped.kind == unit.kind}
+    assert apart == {0, 2}, "they are measured as a kind of their own"
     assert more == {None: 0, 0: 24 * 16, 1: 0, 2: 24 * 16}
     for without in ({"teacher": None}, {"teacher_hidden_size": None}, {"student_layers": ()}):
         assert with_maps(plain, model, taught.model_copy(update=without)) is plain, "nothing to map"
