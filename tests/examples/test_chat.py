@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import transformers
 
-from colonnade.data.chat_template import ChatTemplate, TemplateFault, chosen_template
+from colonnade.data.chat_template import BUILT_IN, ChatTemplate, TemplateFault, chosen_template, template_beside
 from colonnade.data.conversation import Chat, Marked
 from colonnade.data.indexed import TokenFile
 from colonnade.data.sidecar import read_sidecar
@@ -86,6 +87,52 @@ def test_a_template_that_marks_no_answer_a_message_takes_no_weight_of_0() -> Non
     assert len(template.render(TALK).answers) == 4
     with pytest.raises(TemplateFault, match="marks 4 answers of 2 messages of the assistant: which one that is"):
         template.render([*TALK[:3], {**TALK[3], "weight": 0}])
+    last = ChatTemplate("{% for m in messages %}{% if loop.last %}" + mark + "{% endif %}{% endfor %}")
+    with pytest.raises(TemplateFault, match="marks 1 answers of 2 messages of the assistant: which one that is"):
+        last.render([*TALK[:3], {**TALK[3], "weight": 0}])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for m in messages %}{{ m | tojson }}{% endfor %}",
+        "{% for m in messages %}{{ {'z': m.content, 'a': '<b>'} | tojson(indent=2) }}{% endfor %}",
+        "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}\n    {% if m.role == 'user' %}\n  {{ m.content }}\n    {% endif %}\n{% endfor %}",
+        "{{ strftime_now('%Y') }}{{ messages[0].content }}",
+    ],
+)
+def test_what_templates_may_use_is_what_transformers_gives_them(text: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "t", text)
+    found = chat_of(folder).template.prompt(TALK)
+    assert found == theirs(folder).apply_chat_template(TALK, add_generation_prompt=True, tokenize=False)
+
+
+def test_of_several_templates_by_name_the_default_is_meant() -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain text"}]
+    assert ChatTemplate.from_json({"chat_template": named}) == ChatTemplate("plain text")
+    assert ChatTemplate.from_json({"chat_template": named[:1]}) is None
+
+
+def test_a_template_in_a_file_of_its_own_goes_before_the_one_in_the_configuration(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "t", "of the configuration")
+    (folder / "chat_template.jinja").write_text("of the file")
+    found = template_beside(folder)
+    assert found is not None and (found.text, found.tokens["bos_token"]) == ("of the file", "<s>")
+
+
+def test_bare_text_is_written_as_it_stands_and_answers_without_white_space_around_them() -> None:
+    found = ChatTemplate(BUILT_IN["bare"], {"eos_token": "</s>"}).render([{"role": "user", "content": " a "}, TALK[3]])
+    assert found.text == " a It is a city 🙂</s>"
+
+
+def test_the_token_that_ends_a_turn_is_found_where_a_prompt_is_written_in_another_way(tmp_path: Path) -> None:
+    turn = "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}"
+    asked = (
+        "{% endfor %}{% if add_generation_prompt %}It is the assistant's turn to write now, in a few words:{% endif %}"
+    )
+    chat = chat_of(folder_of(tmp_path / "t", turn + asked))
+    assert chat.end_of_turn == chat.tokenizer.id_of("<|im_end|>")
 
 
 def test_marking_an_answer_changes_nothing_but_the_mask(tmp_path: Path) -> None:
@@ -166,6 +213,28 @@ def test_the_calls_of_each_message_have_to_be_written(
     with nullcontext() if left_out is None else pytest.raises(TemplateFault, match=left_out):
         assert template.render(turns).text.count('"of": "France"') == 4
     assert len(made) == texts
+
+
+def test_calls_that_are_left_out_are_told_whatever_else_a_template_does_with_them() -> None:
+    calls = [{"type": "function", "function": {"name": "city", "arguments": {}}}]
+    called = {"role": "assistant", "content": "I ask.", "tool_calls": calls}
+    refusing = (
+        "{% if message.tool_calls and message.tool_calls[0].function.name != 'city' %}"
+        "{{ raise_exception('there is no such tool') }}{% endif %}"
+    )
+    with pytest.raises(TemplateFault, match="does not write the tool_calls of message 2"):
+        ChatTemplate(EACH.replace("CALL", refusing)).render([TALK[0], called])
+    eleventh = ChatTemplate(EACH.replace("CALL", CALL.replace("KEPT", "loop.index == 11")))
+    talk = [TALK[0], called, *[TALK[0]] * 8, called]
+    with pytest.raises(TemplateFault, match="does not write the tool_calls of message 2"):
+        eleventh.render(talk)
+
+
+def test_answers_are_found_behind_what_is_written_of_tools() -> None:
+    tools = [{"type": "function", "function": {"name": "city"}}]
+    template = ChatTemplate("{%- if tools %}{{- tools | tojson }}{%- endif %}" + UNMARKED["qwen"])
+    found = template.render(TALK[:2], tools=tools)
+    assert [found.text[first:stop] for first, stop in found.answers] == ["Paris.<|im_end|>"]
 
 
 def test_tools_and_calls_of_them_are_written_down_as_transformers_does(tmp_path: Path) -> None:
@@ -365,6 +434,16 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> No
     assert not (tmp_path / "out.idx").exists()
 
 
+def test_a_template_that_ends_the_last_turn_in_another_way_is_refused() -> None:
+    """Each turn goes on behind its prompt, but the conversation does not go on behind the turn."""
+    turns = "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    end = "{% if loop.last and not add_generation_prompt %}!{% endif %} {% endfor %}"
+    template = ChatTemplate(turns + end + "{% if add_generation_prompt %}assistant: {% endif %}")
+    assert template.render(TALK[:2]).text.endswith("assistant: Paris.! ")
+    with pytest.raises(TemplateFault, match="writes earlier turns in another way where turn 2 is the last"):
+        template.render(TALK)
+
+
 SAID = "{% generation %}{{ m.content }}{% endgeneration %}"
 
 
@@ -384,6 +463,13 @@ def test_marks_whose_text_is_put_together_apart_are_refused(template: str, tmp_p
     folder, file = folder_of(tmp_path / "t", "\n" + template), jsonl(tmp_path / "a.jsonl", {"messages": TALK})
     answer = here("data", "examples", "chat", file, "--output", tmp_path / "out", "--tokenizer", folder)
     assert answer.status == 2 and "the chat template has {% generation %} in line 2, inside of a macro" in answer.err
+
+
+def test_the_first_of_several_marks_that_are_put_together_apart_is_told() -> None:
+    macro = "\n{% macro NAME(m) %}" + SAID + "{% endmacro %}"
+    template = ChatTemplate(macro.replace("NAME", "one") + macro.replace("NAME", "other"))
+    with pytest.raises(DataError, match="in line 2, inside of a macro"):
+        template.check()
 
 
 def test_a_macro_and_a_block_of_set_are_no_matter_where_their_text_is_marked_as_it_is_written() -> None:
@@ -435,6 +521,14 @@ def test_templates_need_their_control_tokens(tmp_path: Path) -> None:
         "data", "examples", "chat", file, "--output", tmp_path / "o", "--tokenizer", folder, "--template", "chatml"
     )
     assert answer.status == 2 and "<|im_start|> and <|im_end|>" in answer.err
+    made = tokenizer(control=False)
+    made._inner.add_tokens(["<|im_start|>", "<|im_end|>"])  # which text becomes, too
+    with pytest.raises(DataError, match="has not got as control tokens"):
+        chosen_template("chatml", made, folder)
+    words = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a")))
+    for named in ("plain", "bare"):
+        with pytest.raises(DataError, match=f"the template {named} ends an answer with the end-of-document token"):
+            chosen_template(named, words, folder)
     answer = here(
         "data", "examples", "mnli", file, "--output", tmp_path / "o", "--tokenizer", folder, "--template", "a"
     )
