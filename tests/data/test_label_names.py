@@ -37,6 +37,10 @@ def test_a_name_is_the_same_label_wherever_it_stands() -> None:
     assert numbers_of(OURS, ("Not entailment", "ENTAILMENT", "neutral")) == [1, 2, 0]
 
 
+def test_case_is_that_of_any_language() -> None:
+    assert compare_labels(("Straße", "Weg"), ("STRASSE", "WEG")) == "same"
+
+
 def test_a_list_that_has_a_name_twice_is_in_no_order() -> None:
     assert compare_labels(("a", "a", "b"), ("a", "b", "A")) == "other"
     assert compare_labels(("a", "A", "b"), ("a", "a", "b")) == "same"

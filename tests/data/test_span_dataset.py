@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ import pytest
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.example_dataset import PairTokens
 from colonnade.data.indexed import TokenFile
+from colonnade.data.sidecar import SPANS, ExampleFields, Sidecar
 from colonnade.data.span_dataset import SpanDataset, SpanSamples, windows_of
 from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError
 from tests.tasks.examples import write_examples
 from tests.tasks.questions import write_questions
@@ -148,3 +152,64 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     data = opened(folder, 16)
     with pytest.raises(DataError, match="document 0 is answered by tokens"):
         data.rows([0])
+
+
+def made(
+    folder: Path,
+    *documents: tuple[int, int, Sequence[int]],
+    first: int = 0,
+    head: str = SPANS,
+    options: dict[str, Any] | None = None,
+) -> SpanDataset:
+    """Of documents with so many tokens of question and of text, and these numbers; opened from the `first` on."""
+    fields = ExampleFields("made", head, ("question", "context"), options=options or {})
+    with TokenFileWriter(folder / "made", np.dtype("<i4")) as writer:
+        for question, text, numbers in documents:
+            writer.add_document([*range(question), *[7] * text, *numbers], lengths=[question, text, len(numbers)])
+        writer.close(Sidecar("0" * 64, 100, None, len(documents), writer.num_tokens, 0, (), examples=fields))
+    tokens = PairTokens(classify=90, separate=91, pad=99)
+    file = TokenFile(folder / "made")
+    return SpanDataset(file, range(first, len(documents)), 8, vocab_size=100, tokens=tokens)
+
+
+def test_an_answer_may_be_a_text_from_its_first_token_to_its_last(tmp_path: Path) -> None:
+    rows = made(tmp_path, (2, 3, (0, 3)), (2, 3, (0, 1)), (2, 3, (2, 3)), (2, 3, (0, 0))).rows(range(4))
+    assert rows.answers.tolist() == [[4, 6], [4, 4], [6, 6], [0, 0]]
+
+
+def test_the_places_of_an_answer_are_no_tokens(tmp_path: Path) -> None:
+    """They may be larger than any id of the vocabulary."""
+    data = made(tmp_path, (2, 200, (150, 151)), options={"doc_stride": 1})
+    answers = data.rows(range(len(data))).answers
+    assert (answers > 0).all(axis=1).sum() == 3, "of windows of three tokens, those that hold the token"
+
+
+@pytest.mark.parametrize("numbers", [(2, 1), (-1, 1), (0, 4)])
+def test_answers_that_no_text_has_are_refused(tmp_path: Path, numbers: tuple[int, int]) -> None:
+    with pytest.raises(DataError, match=f"document 0 is answered by tokens {numbers[0]} to {numbers[1]} of 3"):
+        made(tmp_path, (2, 3, numbers)).rows([0])
+
+
+def test_the_first_document_that_cannot_be_used_is_told_by_its_number_in_the_file(tmp_path: Path) -> None:
+    sound = (2, 3, (0, 1))
+    with pytest.raises(DataError, match=r"has 1 question without an answer .* the first is document 2:"):
+        made(tmp_path, sound, sound, (2, 3, (1,)), first=1)
+    with pytest.raises(DataError, match="document 2 has a question of 5 tokens, and a sequence of 8 leaves no room"):
+        made(tmp_path, sound, sound, (5, 3, (0, 1)), first=1)
+    made(tmp_path, sound, sound)
+    with TokenFileWriter(tmp_path / "made", np.dtype("<i4")) as writer:
+        for lengths in ([2, 3, 2], [2, 3, 2], [2, 5]):
+            writer.add_document([0] * 7, lengths=lengths)
+        fields = ExampleFields("made", SPANS, ("question", "context"))
+        writer.close(Sidecar("0" * 64, 100, None, 3, 21, 0, (), examples=fields))
+    tokens = PairTokens(classify=90, separate=91, pad=99)
+    with pytest.raises(DataError, match="document 2 is no question: it has 2 sequences, and not question, context and"):
+        SpanDataset(TokenFile(tmp_path / "made"), range(1, 3), 8, vocab_size=100, tokens=tokens)
+
+
+def test_files_that_do_not_say_how_windows_are_cut_are_refused(tmp_path: Path) -> None:
+    for options in ({"doc_stride": "many"}, {"stride": 3}, {"doc_stride": None}):
+        with pytest.raises(DataError, match=r"made\.json does not say how windows are cut"):
+            made(tmp_path, (2, 3, (0, 1)), options=options)
+    with pytest.raises(DataError, match=r'for model\.head = "choice", and model\.head is "spans"'):
+        made(tmp_path, (2, 3, (0, 1)), head="choice")

@@ -1,0 +1,26 @@
+"""Windows of long texts: how they are cut unless said otherwise, and which of several a token has most text in."""
+
+import pytest
+
+from colonnade.data.question_windows import Windows, most_context
+
+
+def test_windows_are_those_of_the_first_scripts_for_bert_unless_something_else_is_said() -> None:
+    """run_squad.py: --doc_stride 128, --max_query_length 64."""
+    assert Windows() == Windows(doc_stride=128, max_query_length=64)
+    assert Windows().ranges(10, 300, 384) == [range(300)]
+    assert Windows().ranges(64, 400, 384) == [range(317), range(128, 400)]
+
+
+@pytest.mark.parametrize(("second", "owner"), [(range(2, 8), 1), (range(2, 7), 0)])
+def test_of_windows_with_as_much_text_around_a_token_the_longer_one_has_it_and_then_the_first(
+    second: range, owner: int
+) -> None:
+    windows = [range(5), second]
+    found = most_context(windows)
+    token = 3  # one token lies behind it in the first, and one before it in the second
+    assert [bool(flags[token - window.start]) for flags, window in zip(found, windows, strict=True)] == [
+        owner == 0,
+        owner == 1,
+    ]
+    assert most_context([]) == []
