@@ -19,6 +19,7 @@ from colonnade.data.datasets import SampleKind
 from colonnade.data.example_dataset import ExampleDataset, PairTokens, Reading, cut_longest_first
 from colonnade.data.gpt_dataset import TextSamples
 from colonnade.data.indexed import TokenFile, smallest_dtype
+from colonnade.data.remote import open_token_file
 from colonnade.data.sampler import AllEpochsOrder, EpochOrder
 from colonnade.data.sidecar import ExampleFields, Sidecar
 from colonnade.data.t5_dataset import SpanSamples
@@ -142,7 +143,31 @@ def test_options_of_another_number_and_unknown_tokens_are_told_when_they_are_rea
 def test_examples_without_labels_can_be_read_where_none_is_wanted(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"document 2 has label 3, and model.num_labels = 3 has 0 to 2"):
         dataset(tmp_path, [[[1], [2], []], [[1], [2], [0]], [[1], [2], [3]]], LABELS, 3, labelled=False)
-    assert np.isnan(dataset(tmp_path, [[[1], [2], []]], LABELS, 3, labelled=False).rows([0]).targets).all()
+    some = dataset(tmp_path, [[[1], [2], []], [[1], [2], [1]]], LABELS, 3, labelled=False).rows([0, 1]).targets
+    assert np.isnan(some[0]) and some[1] == 1, "where there is a label, it is read"
+
+
+def test_scores_are_no_tokens(tmp_path: Path) -> None:
+    """They may be larger than any id of the vocabulary."""
+    assert dataset(tmp_path, [[[1], [2], [3800]]], SCORE, 1).rows([0]).targets.tolist() == [3.8]
+
+
+def test_the_first_example_without_a_label_is_told_by_its_number_in_the_file(tmp_path: Path) -> None:
+    file = file_of(tmp_path, [[[1], [2], [0]], [[1], [2], [0]], [[1], [2], []]], LABELS)
+    with pytest.raises(DataError, match="1 example without a label, the first is document 2:"):
+        ExampleDataset(file, range(1, 3), 8, vocab_size=100, reading=Reading(PAIR, LABELS.head, 3))
+
+
+def test_labels_of_a_file_at_a_url_are_looked_at_when_they_are_read(tmp_path: Path) -> None:
+    """Each look would be a request."""
+    file_of(tmp_path, [[[1], [2], [2]], [[1], [2], [3]], [[1], [2], []]], LABELS)
+    file = open_token_file(f"file://{tmp_path}/made", cache=str(tmp_path / "cache"))
+    made = ExampleDataset(file, range(3), 8, vocab_size=100, reading=Reading(PAIR, LABELS.head, 3))
+    assert made.rows([0]).targets.tolist() == [2]
+    with pytest.raises(DataError, match=r"document 1 has label 3, and model.num_labels = 3 has 0 to 2"):
+        made.rows([1])
+    with pytest.raises(DataError, match="1 example without a label, the first is document 2:"):
+        made.rows([2])
 
 
 @pytest.fixture(scope="module")

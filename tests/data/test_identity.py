@@ -91,6 +91,10 @@ def test_other_counts_and_other_lengths(tokens: np.ndarray, before: DataIdentity
     with TokenFileWriter(tmp_path / "c", np.dtype("<u2")) as writer:
         for part in np.array_split(tokens, 10)[::-1]:
             writer.add_document(part)
+    assert differences(before, replace(before, sequences=20)) == ["10 sequences, now 20"]
+    assert differences(before, replace(before, dtype="int32")) == ["uint16, now int32"]
+    in_part = replace(before, index_bytes=before.index_bytes - 1, index_sha256="0" * 64)
+    assert differences(before, in_part) == [], "they were looked at differently, and tell no difference"
     assert any("other lengths" in line for line in differences(before, identify(TokenFile(tmp_path / "c"))))
 
 
@@ -173,6 +177,13 @@ def test_other_tokens_at_the_end_of_a_url_are_found(before: DataIdentity, tokens
     remote, now = (identify(open_token_file(f"file://{tmp_path}/{name}", cache=str(tmp_path / "c"))) for name in "xy")
     told = ["other tokens in 1 of 2 blocks that were compared, the first at token 1,000,003 or near it"]
     assert differences(remote, now) == differences(before, now) == told
+    assert differences(remote, identify(TokenFile(tmp_path / "y"))) == told
+
+
+def test_the_first_of_several_other_blocks_is_told(before: DataIdentity) -> None:
+    blocks = [("0" * 16 if place in (2, 30) else block) for place, block in enumerate(before.blocks)]
+    (found,) = differences(before, replace(before, blocks=tuple(blocks)))
+    assert "in 2 of 65 blocks" in found and f"the first at token {LENGTH // 64 * 2:,} or near it" in found
 
 
 def test_a_file_of_less_than_a_block(tmp_path: Path) -> None:

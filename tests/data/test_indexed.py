@@ -166,6 +166,8 @@ def test_empty(write_tokens: Write) -> None:
     refused(prefix, "is empty")
     idx_path(prefix).write_bytes(HEADER.pack(MAGIC, 1, 8, 0, 1))
     refused(prefix, "holds no documents")
+    idx_path(prefix).write_bytes(HEADER.pack(MAGIC, 1, 8, 1, 1))
+    refused(prefix, "holds no documents: 1 sequences, 1 boundaries")
     idx_path(prefix).write_bytes(HEADER.pack(MAGIC, 1, 8, 1, 2) + struct.pack("<iqqq", 0, 0, 0, 1))
     refused(prefix, "holds no tokens")
 
@@ -213,6 +215,7 @@ def test_other_versions_and_dtypes(write_tokens: Write) -> None:
     rest = idx_path(prefix).read_bytes()[HEADER.size :]
     for header, words in [
         (HEADER.pack(MAGIC, 2, 8, 1, 2), "version 2"),
+        (HEADER.pack(MAGIC, 1, 7, 1, 2), "code 7: floating-point numbers"),
         (HEADER.pack(MAGIC, 1, 6, 1, 2), "code 6: floating-point numbers"),
         (HEADER.pack(MAGIC, 1, 99, 1, 2), "code 99: not known"),
     ]:
@@ -270,6 +273,19 @@ def test_a_damaged_middle_is_refused_where_it_is_read(write_tokens: Write, part:
     for read in (file.document_starts, *((file.sequence_starts,) if part == "offsets" else ())):
         with pytest.raises(DataError, match=r"is damaged: (document|sequence) [23] begins at"):
             read(0, file.num_tokens)
+
+
+def test_a_place_where_several_begin_comes_once(write_tokens: Write) -> None:
+    """Documents and sentences without a token begin where the next one does."""
+    file = TokenFile(write_tokens(3, 0, 0, 4, 0, 2))
+    assert file.document_starts(0, 9).tolist() == file.sequence_starts(0, 9).tolist() == [0, 3, 7]
+
+
+def test_a_sequence_that_ends_behind_the_file_is_refused(write_tokens: Write) -> None:
+    file = damaged(write_tokens(3, 4, 5), HEADER.size, 13, size=4)
+    assert file.sequence_ends(np.array([1, 2])).tolist() == [7, 12]
+    with pytest.raises(DataError, match="a sequence ends at token 13, of 3 sequences and 12 tokens"):
+        file.sequence_ends(np.array([0, 2]))
 
 
 @pytest.mark.parametrize("chunk", [2, 100])

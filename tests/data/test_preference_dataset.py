@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from colonnade.config.load import load
 from colonnade.data.indexed import TokenFile
-from colonnade.data.preference_dataset import PreferenceDataset
+from colonnade.data.preference_dataset import PreferenceDataset, preference_samples_of
 from colonnade.data.sidecar import PREFERENCES, ExampleFields, Sidecar
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError
@@ -38,6 +39,64 @@ def test_a_document_that_is_no_pair_is_refused_wherever_it_stands(tmp_path: Path
     for wrong, said in ((CUT, "document 4 has another number"), (LONG, r"1 prompt of 3 .* in document 4\.")):
         with pytest.raises(DataError, match=said):
             opened(tmp_path, *(wrong if number == 4 else SOUND for number in range(5)), first=2)
+
+
+def pairs_of(folder: Path, *documents: Sequence[Sequence[int]], first: int = 0) -> PreferenceDataset:
+    """Of sequences of four tokens."""
+    with TokenFileWriter(folder / "pairs", np.dtype("<u2")) as writer:
+        for parts in documents:
+            writer.add_document([token for part in parts for token in part], lengths=[len(part) for part in parts])
+        writer.close(Sidecar("0" * 64, 100, None, len(documents), writer.num_tokens, 0, (), examples=FIELDS))
+    file, options = TokenFile(folder / "pairs"), (0.1, 0.2, 1.0)
+    return PreferenceDataset(file, range(first, len(documents)), 4, vocab_size=100, options=options)
+
+
+def test_only_answers_count_and_what_does_not_fit_is_left_out_at_the_end(tmp_path: Path) -> None:
+    rows = pairs_of(
+        tmp_path,
+        ([1, 2], [3, 4, 5], [6, 7, 8, 9], [10]),
+        ([1], [2], [1], [3, 4]),
+        ([1, 2], [3, 4, 5, 6, 7], [], [8, 9]),
+    ).rows([0, 1, 2])
+    assert rows.tokens.tolist() == [
+        [[1, 2, 3, 4], [6, 7, 8, 9]],
+        [[1, 2, 0, 0], [1, 3, 4, 0]],
+        [[1, 2, 3, 4], [8, 9, 0, 0]],
+    ]
+    assert rows.labels.tolist() == [
+        [[2, 3, 4, 5], [7, 8, 9, 10]],
+        [[2, 0, 0, 0], [3, 4, 0, 0]],
+        [[2, 3, 4, 5], [9, 0, 0, 0]],
+    ]
+    assert rows.counted.astype(int).tolist() == [
+        [[0, 1, 1, 1], [0, 0, 0, 1]],
+        [[1, 0, 0, 0], [1, 1, 0, 0]],
+        [[0, 1, 1, 1], [1, 0, 0, 0]],
+    ]
+    assert rows.reference.tolist() == [[0, 0]] * 3 and rows.options.tolist() == [[0.1, 0.2, 1.0]] * 3
+
+
+def test_a_part_of_a_file_has_its_own_pairs(tmp_path: Path) -> None:
+    data = pairs_of(tmp_path, ([1], [2], [3], [4]), ([5], [6], [7], [8]), ([9], [10], [11], [99]), first=1)
+    assert data.rows([0, 1]).tokens[:, :, 0].tolist() == [[5, 7], [9, 11]]
+    data = pairs_of(tmp_path, ([1], [2], [3], [4]), ([5], [6], [7], [100]), first=1)
+    with pytest.raises(DataError, match="document 1 has token id 100 at its position 3,"):
+        data.rows([0])
+
+
+def test_the_loss_is_that_of_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        '[model]\nhead = "preferences"\nnum_layers = 2\nhidden_size = 32\nnum_heads = 4\nseq_length = 48\n'
+        f'vocab_size = 100\n[data]\ntrain = "{tmp_path}/pairs"\n[train]\ninit_from = "{tmp_path}/base"\nsteps = 4\n'
+        "global_batch_size = 4\nmicro_batch_size = 2\n[optim]\nlearning_rate = 1e-2\n"
+        f'[run]\nfolder = "{tmp_path}/run"\n'
+    )
+    for overrides, options in (
+        (["preferences.beta=0.3", "preferences.label_smoothing=0.2"], (0.3, 0.2, 0.0)),
+        (["preferences.loss=ipo"], (0.1, 0.0, 1.0)),
+    ):
+        config = load(tmp_path / "config.toml", overrides)
+        assert preference_samples_of(config, None).options == options
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_what_is_here_is_not_fetched_again(
     assert [request.split()[0] for request in requests] == ["/bucket/corpus.idx", "/bucket/corpus.json"]
     file.read(40, 10)
     assert requests[2:] == ["/bucket/corpus.bin 64"]
-    file.read(33, 30)
+    file.read(33, 31)
     again = open_token_file(url, str(tmp_path))
     again.read(35, 2)
     assert len(requests) == 3
@@ -107,6 +107,49 @@ def test_a_block_that_is_cut_short_is_fetched_again(uploaded: tuple[str, TokenFi
     for block in tmp_path.rglob("blocks/*"):
         block.write_bytes(block.read_bytes()[:10])
     assert open_token_file(url, str(tmp_path)).read(0, 211).tolist() == local.read(0, 211).tolist()
+
+
+def test_a_block_that_the_storage_gives_in_part_is_refused(
+    uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the file was replaced by a shorter one since it was opened."""
+    url, _ = uploaded
+    file, original = open_token_file(url, str(tmp_path)), type(storage).cat_file
+    monkeypatch.setattr(type(storage), "cat_file", lambda *given, **more: original(*given, **more)[:-2])
+    with pytest.raises(
+        DataError, match=r"corpus\.bin gave 62 bytes where 64 from 64 on were asked for: it was replaced"
+    ):
+        file.read(40, 3)
+    assert not list(tmp_path.rglob("blocks/*"))
+
+
+def test_copies_are_of_one_url_and_one_size_whatever_a_storage_says_of_versions(
+    uploaded: tuple[str, TokenFile], write_tokens: Write, storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers may give the same name to versions of different files."""
+    url, local = uploaded
+    monkeypatch.setattr(remote, "_version", lambda *_: "1")
+    assert open_token_file(url, str(tmp_path)).read(0, 3).tolist() == [0, 1, 2]
+    other = write_tokens(70, 3, 128, 10, name="other", vocab_size=2)
+    for ending in (".bin", ".idx"):
+        storage.put_file(other + ending, f"/bucket/other{ending}")
+    assert open_token_file("memory://bucket/other", str(tmp_path)).read(0, 3).tolist() == [0, 1, 0]
+    longer = write_tokens(70, 3, 128, 10, 5, name="longer")
+    for ending in (".bin", ".idx"):
+        storage.put_file(longer + ending, f"/bucket/corpus{ending}")
+    storage.rm("/bucket/corpus.json")
+    assert open_token_file(url, str(tmp_path)).num_tokens == local.num_tokens + 5
+
+
+def test_no_credentials_of_a_url_are_kept_beside_the_copies(
+    uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path
+) -> None:
+    _, local = uploaded
+    for ending in (".bin", ".idx"):
+        storage.put_file(local.prefix + ending, f"/me:pass123@bucket/corpus{ending}")
+    open_token_file("memory://me:pass123@bucket/corpus", str(tmp_path / "cache"))
+    (named,) = (tmp_path / "cache").glob("*/url")
+    assert named.read_text().endswith("@bucket/corpus") and "pass123" not in named.read_text()
 
 
 def test_a_run_reads_by_url(uploaded: tuple[str, TokenFile], tmp_path: Path) -> None:

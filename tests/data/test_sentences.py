@@ -28,6 +28,8 @@ from colonnade.data.tokenizer import Tokenizer
         ("A title\n\nThe text goes\non. And on.", ["A title", "The text goes\non.", "And on."]),
         ("CHAPTER I\r\n\r\nIt was late", ["CHAPTER I", "It was late"]),
         ("A title\n \t\nThe text", ["A title", "The text"]),
+        ("It took approx. Ten days. Then 3 came. 4 left.", ["It took approx. Ten days.", "Then 3 came.", "4 left."]),
+        ("In the U.S.A. Today is late. He came.", ["In the U.S.A. Today is late.", "He came."]),
         ("So did I. Then we left.", ["So did I.", "Then we left."]),
         ("今日は。元気？はい！「そう。」うん", ["今日は。", "元気？", "はい！", "「そう。」", "うん"]),
         ("Été. Élan vital. über alles", ["Été.", "Élan vital. über alles"]),

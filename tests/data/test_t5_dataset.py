@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +19,7 @@ from colonnade.data.curriculum import Curriculum
 from colonnade.data.datasets import NoSampleError, open_datasets
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.gpt_dataset import TextSamples
+from colonnade.data.indexed import TokenFile
 from colonnade.data.sampler import AllEpochsOrder
 from colonnade.data.t5_dataset import Corruption, SpanSamples, T5Dataset, spans, text_with_gaps
 from colonnade.data.tokenizer import Tokenizer, train_bpe
@@ -123,6 +127,16 @@ def test_too_few_sentinels(write_tokens: Write) -> None:
         dataset(write_tokens(3_001), 1_896, decoder_length=600)
 
 
+def test_as_many_sentinels_as_there_are_spans_are_enough(write_tokens: Write) -> None:
+    """To 105 spans."""
+    prefix, length = write_tokens(3_001), Lengths().text(1_896, 600)
+    for number, enough in ((105, True), (104, False)):
+        corruption = Corruption(tuple(range(50_000, 50_000 + number)), END, START)
+        given: Any = {"decoder_length": 600, "vocab_size": 60_000, "corruption": corruption, "seed": 1}
+        with nullcontext() if enough else pytest.raises(DataError, match=f"the vocabulary has {number} sentinels"):
+            assert T5Dataset(TokenFile(prefix), range(1), 1_896, **given).text_length == length
+
+
 def test_sequences_too_short(write_tokens: Write) -> None:
     with pytest.raises(DataError, match=r"hold no text: each takes a token, a sentinel and an end. .* of 3 or more"):
         dataset(write_tokens(100), 2)
@@ -197,3 +211,5 @@ def test_sentinels_in_a_text_are_these_and_nothing_else_is_a_control_token() -> 
     assert tokenizer.end_of_document not in text_with_gaps(tokenizer, "a<|endoftext|>")
     with pytest.raises(DataError, match="the vocabulary has no <extra_id_12>, which the text names"):
         text_with_gaps(tokenizer, "a <extra_id_12>")
+    first_of_all = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel({"<extra_id_0>": 0, "a": 1}, "a")))
+    assert text_with_gaps(first_of_all, "a<extra_id_0>a") == [1, 0, 1]

@@ -243,6 +243,9 @@ def test_a_sidecar_must_fit_its_tokens(write_tokens: Write) -> None:
         Path(f"{prefix}.json").write_text(content)
         with pytest.raises(DataError, match="does not describe a token file"):
             read_sidecar(TokenFile(prefix))
+    sidecar(3, 11).write(prefix)
+    with pytest.raises(DataError, match=r"3 documents and 11 tokens, but .* has 2 and 11"):
+        read_sidecar(TokenFile(prefix))
 
 
 @pytest.mark.parametrize(
@@ -318,6 +321,16 @@ def test_a_merged_file_knows_its_tokenizer_where_all_parts_do(tmp_path: Path, wr
     assert found.tokenizer_sha256 == sidecar(1, 9).tokenizer_sha256
     with pytest.raises(DataError, match=r"both\.bin and .*both\.idx and .*both\.json exist already\. .*--overwrite"):
         merge([first], tmp_path / "both", overwrite=False)
+
+
+def test_files_of_different_formats_are_not_joined(tmp_path: Path, write_tokens: Write) -> None:
+    first, second = write_tokens(5, name="a"), write_tokens(9, name="b")
+    fields = ExampleFields("squad", "spans", ("question", "context"))
+    replace(sidecar(1, 5), examples=fields).write(first)
+    for other, holds in ((replace(fields, format="mnli"), "examples of mnli"), (None, "text")):
+        replace(sidecar(1, 9), examples=other).write(second)
+        with pytest.raises(DataError, match=rf"b holds {holds}, .*a examples of squad: their documents mean different"):
+            merge([first, second], tmp_path / "both")
 
 
 def test_joining_replaces_no_file_of_its_names_unless_it_is_said(tmp_path: Path, write_tokens: Write) -> None:
