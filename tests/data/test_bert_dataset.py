@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,16 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colonnade.data.bert_dataset import BertCut, BertDataset, PairSamples
+from colonnade.config.load import load
+from colonnade.data.bert_dataset import BertCut, BertDataset, PairSamples, pair_samples_of
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.indexed import TokenFile
 from colonnade.data.masking import Masking, WordPieces, choose, shown_to_model
 from colonnade.data.sampler import AllEpochsOrder, EpochOrder
+from colonnade.data.sidecar import Sidecar
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError
 from colonnade.tasks.bert import BertBatch, as_bert_batch
+from tests.tasks.examples import vocabulary
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 FIRST, LAST = 5, 2_000  # ordinary ids; each third goes on with the word before it
@@ -294,6 +298,46 @@ def test_a_word_longer_than_the_budget_is_guessed_where_there_is_no_other() -> N
     assert choose(tokens, PIECES, Masking(), draws(0)).tolist() == [False, True, True, True, True, False]
     none = choose(np.array([CLS, SEP, SEP]), PIECES, Masking(), draws(0))
     assert none.dtype == bool and not none.any()
+
+
+def test_a_text_that_begins_within_a_word_is_guessed_and_control_tokens_are_not() -> None:
+    chosen = [choose(np.array([CLS, 6, MASK, SEP, PAD]), PIECES, Masking(), draws(number)) for number in range(40)]
+    assert np.unique(chosen, axis=0).tolist() == [[False, True, False, False, False]], "6 goes on with a word"
+
+
+def test_only_two_number_signs_go_on_with_a_word(tmp_path: Path) -> None:
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "#", "#a", "##a", "##"]
+    (tmp_path / "vocab.txt").write_text("\n".join(names))
+    found = WordPieces.of(Tokenizer.load(tmp_path / "vocab.txt"))
+    assert [names[token] for token in np.flatnonzero(found.continues)] == ["##a", "##"]
+
+
+@pytest.mark.parametrize("sentences", [True, False, None])
+def test_whether_a_file_keeps_sentences_apart_is_told_by_what_it_says_or_by_its_lengths(
+    tmp_path: Path, sentences: bool | None
+) -> None:
+    """Documents of a single sequence, longer than a sample and shorter."""
+    for length, alone in ((100, False), (20, True)):
+        with TokenFileWriter(tmp_path / "x", np.dtype("<u2")) as writer:
+            for _ in range(3):
+                writer.add_document([7] * length)
+            writer.close(Sidecar("0" * 64, LAST, None, 3, 3 * length, 0, (), sentences=sentences))
+        file, samples = TokenFile(tmp_path / "x"), PairSamples(PIECES, 1, BertCut())
+        sound = alone if sentences is None else sentences
+        with nullcontext() if sound else pytest.raises(DataError, match="single sequence in each of its 3 documents"):
+            assert len(samples.dataset(file, range(3), 32, vocab_size=LAST)) > 0
+
+
+def test_samples_are_made_as_the_configuration_says(tmp_path: Path) -> None:
+    made = vocabulary(tmp_path)
+    (tmp_path / "config.toml").write_text(
+        '[model]\nkind = "bert"\nnum_layers = 2\nhidden_size = 32\nnum_heads = 4\nseq_length = 32\n'
+        f'vocab_size = {made.vocab_size}\n[data]\ntrain = "{tmp_path}/text"\n[data.masking]\npairs = "next"\n'
+        "short = 0.3\nshare = 0.25\nlongest = 2\n[train]\nsteps = 4\nglobal_batch_size = 4\nmicro_batch_size = 2\n"
+        f'seed = 7\n[optim]\nlearning_rate = 1e-2\n[run]\nfolder = "{tmp_path}/run"\n'
+    )
+    found = pair_samples_of(load(tmp_path / "config.toml"), made)
+    assert (found.seed, found.cut) == (7, BertCut("next", 0.3, Masking(0.25, 2)))
 
 
 def test_the_vocabulary_tells_what_masking_needs(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from colonnade.data.example_dataset import ExampleSamples, PairTokens, Reading
 from colonnade.data.gpt_dataset import STREAM, TextSamples
 from colonnade.data.masking import WordPieces
 from colonnade.data.rows import Cut
+from colonnade.data.sidecar import Sidecar
 from colonnade.data.t5_dataset import Corruption, SpanSamples
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
@@ -97,6 +98,26 @@ def test_epochs_of_each(files: tuple[str, str, str]) -> None:
     assert sum(seen.values()) == 80
     with pytest.raises(DataError, match=r"asks for 81 samples, but the epochs of data.blend .* have 80 in all"):
         train.rows([3, 80])
+
+
+def test_of_each_file_one_sample_at_least_and_one_pass_at_most_is_among_the_first(files: tuple[str, str, str]) -> None:
+    train = opened(dict(zip(files, [100, 1, 1], strict=True))).train
+    assert isinstance(train, BlendedDataset) and train.num_tokens == 41 + 101 + 201
+    assert train.first_of_each(5) == [5, 1, 1] and train.first_of_each(204) == [10, 2, 2]
+
+
+def test_a_file_of_a_small_part_of_an_epoch_gives_one_sample(files: tuple[str, str, str]) -> None:
+    datasets = opened({files[0]: 0.01, files[1]: 1}, by="epochs")
+    assert Counter(sources(datasets, range(26))) == {0: 1, 1: 25}
+
+
+def test_every_file_is_held_against_the_tokenizer(write_tokens: Write, tokenizer: Tokenizer) -> None:
+    first, second = write_tokens(41, name="a"), write_tokens(41, name="b")
+    Sidecar(tokenizer.sha256, 600, None, 1, 41, 0, ()).write(first)
+    Sidecar("0" * 64, 600, None, 1, 41, 0, ()).write(second)
+    opened({first: 1}, tokenizer=tokenizer)
+    with pytest.raises(DataError, match=r"b was made with another tokenizer than data\.tokenizer"):
+        opened({first: 1, second: 1}, tokenizer=tokenizer)
 
 
 def test_held_out_parts_have_the_proportions_of_the_epochs(write_tokens: Write) -> None:

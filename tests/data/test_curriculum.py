@@ -17,6 +17,7 @@ from colonnade.data.curriculum_dataset import CurriculumDataset
 from colonnade.data.datasets import Dataset, Passes, Positions, open_datasets
 from colonnade.data.gpt_dataset import GPTDataset, TextSamples
 from colonnade.data.indexed import TokenFile
+from colonnade.data.phased_dataset import PhasedDataset
 from colonnade.data.rows import Cut
 from tests.data.batches import load_batch
 from tests.data.positions import rank_positions
@@ -62,6 +63,29 @@ def test_a_phase_that_ends_late_does_not_delay_those_behind_the_next() -> None:
     """Groups of 4 × 16 tokens: the first phase has two, to 128, and the second the one from there to 192."""
     phases = Curriculum([0, 100, 192], [4, 8, 16], [4, 4, 4]).phases
     assert [phase.begin * 4 for phase in phases] == [0, 128, 192]
+
+
+def test_a_phase_whose_end_lies_before_its_beginning_is_left_out() -> None:
+    """The group of the phase before went beyond it."""
+    curriculum = Curriculum([0, 4, 8], [4, 4, 4], [16, 2, 2])
+    assert [(phase.begin, phase.sample) for phase in curriculum.phases] == [(0, 0), (16, 16), (16, 16)]
+    assert curriculum.phase(16).global_batch_size == 2 and curriculum.next(0) == 16
+
+
+def test_positions_count_the_lengths_common_divisor() -> None:
+    curriculum = Curriculum([0, 24, 48, 96], [4, 6, 6, 12], [2, 2, 4, 2])
+    assert curriculum.unit == 2 and curriculum.lengths == (4, 6, 12)
+    assert curriculum.next(0) == 4, "two sequences of four tokens"
+
+
+def test_each_length_has_its_own_samples_in_phases_that_are_made_anew() -> None:
+    """Of 16 and of 32 tokens; the second begins behind four sequences of the first."""
+    datasets: dict[int, Any] = {16: range(100), 32: range(50)}
+    curriculum = Curriculum([0, 64], [16, 32], [2, 2])
+    phased = PhasedDataset(datasets, curriculum)
+    assert len(phased) == 100
+    for end, used in ((3, [(16, 3)]), (4, [(16, 4)]), (6, [(16, 4), (32, 3)])):
+        assert list(phased.used(end, curriculum)) == [(datasets[length], number) for length, number in used]
 
 
 def test_steps_may_be_counted_from_anywhere() -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.data.datasets import open_datasets, split_documents
+from colonnade.data.datasets import check_documents, open_datasets, open_tokens, order_of, split_documents
 from colonnade.data.gpt_dataset import GPTDataset, TextSamples
 from colonnade.data.indexed import TokenFile
 from colonnade.data.rows import Cut
 from colonnade.data.sampler import EpochOrder
-from colonnade.data.sidecar import Sidecar
-from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.sidecar import ANSWERS, ExampleFields, Sidecar
+from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError
 
@@ -210,6 +211,68 @@ def test_data_of_a_larger_vocabulary(write_tokens: Write) -> None:
     Sidecar("0" * 64, 600, 599, 2, 40, 60, ()).write(prefix)
     with pytest.raises(DataError, match=r"a vocabulary of 600 ids, but model.vocab_size = 512"):
         opened(prefix, split=(1, 0, 0), vocab_size=512)
+
+
+def test_a_vocabulary_may_be_larger_than_the_files_and_no_smaller(write_tokens: Write) -> None:
+    prefix = write_tokens(50)
+    Sidecar("0" * 64, 101, None, 1, 50, 0, ()).write(prefix)
+    assert open_tokens(prefix, vocab_size=101).num_tokens == 50
+    with pytest.raises(DataError, match=r"vocabulary of 101 ids, but model.vocab_size = 100\. Set .* to 101"):
+        open_tokens(prefix, vocab_size=100)
+
+
+def test_files_that_earlier_versions_made_with_the_same_tokenizer_are_read(write_tokens: Write) -> None:
+    """Its fingerprint left open how unusual added tokens are found."""
+    tokenizer, prefix = train_bpe(["some text"], 300), write_tokens(50)
+    tokenizer._inner.add_tokens(["<keep>"])
+    earlier = tokenizer._fingerprint(unusual=False)
+    assert earlier != tokenizer.sha256
+    Sidecar(earlier, tokenizer.vocab_size, None, 1, 50, 0, ()).write(prefix)
+    assert open_tokens(prefix, vocab_size=300, tokenizer=tokenizer).num_tokens == 50
+
+
+def test_files_of_their_own_are_held_against_the_tokenizer_and_may_be_at_urls(
+    write_tokens: Write, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    train, other = write_tokens(50, name="a"), write_tokens(30, name="b")
+    Sidecar(tokenizer.sha256, 600, None, 1, 50, 0, ()).write(train)
+    settings: dict[str, Any] = {"prefix": train, "split": (1, 0, 0), "tokenizer": tokenizer}
+    Sidecar("0" * 64, 600, None, 1, 30, 0, ()).write(other)
+    with pytest.raises(DataError, match=r"b was made with another tokenizer than data\.tokenizer"):
+        opened(validation=other, **settings)
+    Sidecar(tokenizer.sha256, 600, None, 1, 30, 0, ()).write(other)
+    found: Any = opened(validation=f"file://{other}", cache=str(tmp_path / "cache"), **settings)
+    assert found.validation.num_tokens == 30
+
+
+def test_conversations_may_be_trained_on_as_text(write_tokens: Write) -> None:
+    """All of their tokens are text."""
+    prefix = write_tokens(50)
+    fields = ExampleFields("chat", ANSWERS, ("given", "answered"))
+    Sidecar("0" * 64, 600, None, 1, 50, 0, (), examples=fields).write(prefix)
+    assert len(TextSamples().dataset(TokenFile(prefix), range(1), 7, vocab_size=600)) == 7
+
+
+def test_no_id_is_below_zero(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "a", np.dtype("<i4")) as writer:
+        writer.add_document([1, 2, 3, 4, -5, 6, 7])
+    data = GPTDataset(TokenFile(tmp_path / "a"), range(1), 2, vocab_size=10)
+    assert data.sample(0).tolist() == [1, 2, 3]
+    with pytest.raises(DataError, match="document 0 has token id -5 at its position 4,"):
+        data.sample(1)
+
+
+def test_all_epochs_are_one_or_more() -> None:
+    for epochs in (0, None):
+        with pytest.raises(DataError, match=f"data.epochs is {epochs}. Set data.epochs to 1 or more"):
+            order_of(10, order="all_epochs", epochs=epochs, seed=1)
+
+
+@pytest.mark.parametrize("name", ["validation", "test"])
+def test_a_file_is_advised_for_a_part_of_a_split_without_documents(write_tokens: Write, name: str) -> None:
+    split = (29, 1, 0) if name == "validation" else (29, 0, 1)
+    with pytest.raises(DataError, match=rf"leaves none for {name}: .*, or name a file in data\.{name}\.$"):
+        check_documents(TokenFile(write_tokens(50)), name, range(0), split)
 
 
 def test_megatrons_own_files_open(megatron: Path) -> None:

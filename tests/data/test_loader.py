@@ -10,9 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colonnade.data import loader
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.indexed import TokenFile
 from colonnade.data.loader import evaluation_batches, evaluation_positions
+from colonnade.data.rows import Cut
 from colonnade.data.sampler import EpochOrder
 from tests.data.batches import load_batch
 from tests.data.positions import rank_positions
@@ -85,6 +87,35 @@ def test_uneven_shares_are_filled_with_what_does_not_count(write_tokens: Write, 
     assert len({len(batches) for batches in ranks}) == 1
     counted = [label for batches in ranks for each in batches for label in each.labels[each.loss_mask > 0].tolist()]
     assert sorted(counted) == list(range(1, 5 * num_samples + 1))
+
+
+def test_what_fills_a_share_is_of_samples_that_there_are() -> None:
+    seen = list[range]()
+
+    class Nothing:
+        def uncounted(self) -> Nothing:
+            return self
+
+    def load(samples: range) -> Nothing:
+        seen.append(samples)
+        return Nothing()
+
+    for rank in (0, 1):
+        assert len(list(evaluation_batches(load, 1, micro_batch_size=4, dp_rank=rank, dp_size=2))) == 1
+    assert seen == [range(1), range(1)]
+
+
+def test_all_of_a_batch_but_its_samples_goes_to_the_device(
+    write_tokens: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = GPTDataset(TokenFile(write_tokens(5, 36)), range(2), 8, vocab_size=60_000, cut=Cut(separate=True))
+    batch = load_batch(data, range(2))
+    monkeypatch.setattr(loader, "upload", lambda part, device: part.to(device) + 1)
+    moved = batch.to(torch.device("cpu"))
+    assert batch.documents is not None and batch.positions is not None
+    for name in ("tokens", "labels", "loss_mask", "documents", "positions"):
+        assert torch.equal(getattr(moved, name), getattr(batch, name) + 1), name
+    assert moved.samples is batch.samples
 
 
 def test_a_step(write_tokens: Write) -> None:

@@ -102,6 +102,12 @@ def test_all_epochs_end() -> None:
         AllEpochsOrder(10, 3, seed=0).samples(np.array([29, 30]))
 
 
+def test_the_first_sample_behind_the_end_is_told_with_epochs_that_are_enough() -> None:
+    order = AllEpochsOrder(5, 2, 1)
+    with pytest.raises(DataError, match=r"asks for sample 10, .* end at 10: .* Set data\.epochs = 3 or more"):
+        order.samples(np.array([3, 10, 27]))
+
+
 def test_no_epoch_repeats_another_nor_another_seeds() -> None:
     """Also of numbers that are alike in their last bits."""
     size, epochs = 60, [*range(20), 2**31, 2**32, 2**32 + 1, 2**40]

@@ -286,6 +286,34 @@ def test_a_run_that_is_killed_goes_on_where_it_was(
         assert path(tmp_path / "out" / "a").read_bytes() == path(whole).read_bytes()
 
 
+def test_what_was_left_out_of_stored_segments_is_counted_too(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenize, "SEGMENT_BYTES", 1)
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "One."}\n{"text": ""}\nno JSON\n')
+    report = tokenize_files([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], tmp_path / "out", tokenizer, progress=False)
+    assert (report.documents, report.empty, report.rejected, report.text_bytes) == (2, 2, 2, 8)
+    assert [Path(each.file).name for each in report.examples] == ["a.jsonl", "b.jsonl"]
+    assert len(rejected_path(tmp_path / "out").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("sentences", [True, False])
+def test_a_file_says_whether_its_sentences_are_apart(tmp_path: Path, tokenizer: Tokenizer, sentences: bool) -> None:
+    tokenize_files(
+        [jsonl(tmp_path / "a.jsonl", "One.")], tmp_path / "a", tokenizer, sentences=sentences, progress=False
+    )
+    found = read_sidecar(TokenFile(tmp_path / "a"))
+    assert found is not None and found.sentences is sentences
+
+
+def test_another_process_is_started_for_four_megabytes_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    sizes = (0, 1, (4 << 20) - 1, 4 << 20, (8 << 20) - 1, 8 << 20, 1 << 30)
+    assert [tokenize._num_workers(None, size) for size in sizes] == [1, 1, 1, 1, 1, 2, 8]
+    assert tokenize._num_workers(3, 1) == 3
+
+
 def test_whatever_the_result_depends_on_makes_it_another_run(tmp_path: Path, tokenizer: Tokenizer) -> None:
     one, other = jsonl(tmp_path / "a.jsonl", "One."), jsonl(tmp_path / "b.jsonl", "Two.")
     making = tokenize._Making(str(tmp_path / "a"), [one, other], tokenizer, "text", 5, False)

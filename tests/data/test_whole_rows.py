@@ -59,6 +59,15 @@ def test_what_is_longer_than_a_row_alone_is_left_out(tmp_path: Path) -> None:
     assert sorted(found.rows(range(2)).tokens.tolist()) == [list(range(1, 9)), list(range(9, 17))] and len(found) == 2
 
 
+def test_how_many_are_left_out_is_known_and_what_is_truncated_keeps_its_beginning(tmp_path: Path) -> None:
+    file = written(tmp_path, [[9], [3], [10], [2]])
+    assert dataset(file, 8, too_long="drop").num_dropped == 2
+    found = dataset(file, 8, too_long="truncate")
+    assert found.num_dropped == 0 and len(found) == 3
+    tokens = {tuple(row) for row in found.rows(range(3)).tokens.tolist()}
+    assert tokens >= {tuple(range(1, 9)), tuple(range(13, 21))}
+
+
 def test_what_lies_behind_those_that_are_packed_together_is_read_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,60 @@
+"""Segments of a token file that is being made: what they hold, and which of them a later run goes on behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from colonnade.corpus.documents import BEGIN, Rejected
+from colonnade.data.segments import Encoded, Segment, SegmentFolder, header_of
+
+
+def encoded(number: int, *, refused: bool = False) -> Encoded:
+    """Of one document of two sequences with a token each."""
+    rejected = (Rejected("a.jsonl", number, "not JSON"),)
+    return Encoded(
+        b"\1\0\2\0", b"\1\0\0\0" * 2, b"\2\0\0\0", 10 + number, 20 + number, number, rejected, BEGIN, refused
+    )
+
+
+def segment(number: int, *, refused: bool = False) -> Segment:
+    made = Segment()
+    made.add(encoded(number, refused=refused))
+    return made
+
+
+def test_a_segment_says_what_all_of_its_chunks_hold(tmp_path: Path) -> None:
+    made = segment(1, refused=True)
+    made.add(encoded(2))
+    made.store(tmp_path / "x")
+    found = header_of(tmp_path / "x")
+    assert (found.documents, found.num_sequences, found.token_bytes) == (2, 4, 8)
+    assert (found.text_bytes, found.read_bytes, found.empty) == (23, 43, 3)
+    assert found.refused, "a file in it was not given, whatever came behind"
+    assert [each.line for each in found.rejected] == [1, 2] and found == made.header
+
+
+def test_segments_come_in_the_order_in_which_they_were_stored(tmp_path: Path) -> None:
+    folder = SegmentFolder(tmp_path / "a.unfinished")
+    folder.open("this run")
+    for number in range(12):
+        folder.store(segment(number))
+    assert [header.empty for header in folder.open("this run")] == list(range(12))
+    assert folder.open("another run") == [] == folder.paths()
+
+
+def test_a_run_goes_on_before_the_first_file_that_was_not_given(tmp_path: Path) -> None:
+    folder = SegmentFolder(tmp_path / "a.unfinished")
+    folder.open("this run")
+    for number in range(4):
+        folder.store(segment(number, refused=number == 1))
+    assert [header.empty for header in folder.open("this run")] == [0]
+    assert len(folder.paths()) == 1, "what comes behind is made again"
+
+
+def test_other_files_in_the_folder_are_no_segments_and_parts_of_one_are_removed(tmp_path: Path) -> None:
+    folder = SegmentFolder(tmp_path / "a.unfinished")
+    folder.open("this run")
+    part, other = (tmp_path / "a.unfinished" / name for name in ("000000.segment.1-0123abcd.partial", "mine.segment"))
+    part.write_bytes(b"left by a killed run")
+    other.write_bytes(b"mine")
+    assert folder.open("this run") == [] and other.read_bytes() == b"mine" and not part.exists()

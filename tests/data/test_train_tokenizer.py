@@ -1,0 +1,64 @@
+"""Training a tokenizer on files: what of the options reaches it, and what is refused before it begins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.train_tokenizer import train_tokenizer
+from colonnade.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    lines = [json.dumps({"body": "some good words"}) for _ in range(20)]
+    (tmp_path / "text.jsonl").write_text("\n".join([*["no JSON"] * 12, *lines]))
+    return tmp_path / "text.jsonl"
+
+
+def test_the_text_is_that_of_the_key_and_the_first_of_what_was_left_out_is_shown(text: Path, tmp_path: Path) -> None:
+    made = train_tokenizer(iter([text]), tmp_path / "made.json", 270, key="body", progress=False)
+    assert (made.documents, made.rejected, [each.line for each in made.examples]) == (20, 12, list(range(1, 11)))
+    assert "left out: 12 unusable documents; the first:" in made.summary("made.json")
+    assert len(made.tokenizer.encode("good words")) < len("good words"), "its pairs were merged"
+
+
+def test_pairs_that_are_too_rare_are_not_merged(text: Path, tmp_path: Path) -> None:
+    made = train_tokenizer([text], tmp_path / "made.json", 300, key="body", min_frequency=21, progress=False)
+    assert made.tokenizer.vocab_size == 257, "the bytes, and the end of documents"
+
+
+def test_an_output_that_is_there_is_replaced_only_where_it_is_said(text: Path, tmp_path: Path) -> None:
+    output = tmp_path / "made.json"
+    output.write_text("mine")
+    with pytest.raises(DataError, match=r"exists\. Choose another output, or pass --overwrite"):
+        train_tokenizer([text], output, 270, key="body", progress=False)
+    assert output.read_text() == "mine"
+    made = train_tokenizer([text], output, 270, key="body", overwrite=True, progress=False)
+    assert Tokenizer.load(output).sha256 == made.tokenizer.sha256
+
+
+def test_no_input_is_replaced(text: Path) -> None:
+    before = text.read_bytes()
+    with pytest.raises(ConfigError, match=r"text\.jsonl is among what this command is given"):
+        train_tokenizer([text], text, 270, key="body", overwrite=True, progress=False)
+    assert text.read_bytes() == before
+
+
+def test_numbers_that_no_tokenizer_can_have_are_refused(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--sentinels -1 with --kind bpe: a BPE can have sentinels, none or more"):
+        train_tokenizer([text], tmp_path / "made.json", 270, sentinels=-1, key="body", progress=False)
+    with pytest.raises(DataError, match="--vocab-size 10000001: there is room for 10,000,000 tokens at most"):
+        train_tokenizer([text], tmp_path / "made.json", 10_000_001, key="body", progress=False)
+
+
+def test_another_key_is_advised_where_any_line_lacks_it(text: Path, tmp_path: Path) -> None:
+    """The first lines may be left out for another reason."""
+    with pytest.raises(DataError, match=r"Check --key \(it is 'text'\)\. Left out: 32 unusable documents; the first:"):
+        train_tokenizer([text], tmp_path / "made.json", 270, progress=False)
+    text.write_text("no JSON\n")
+    with pytest.raises(DataError, match=r"Check the files\. Left out: 1 unusable document; the first:"):
+        train_tokenizer([text], tmp_path / "made.json", 270, progress=False)
