@@ -343,6 +343,13 @@ def test_joining_replaces_no_file_of_its_names_unless_it_is_said(tmp_path: Path,
         (tmp_path / f"precious{ending}").unlink()
 
 
+def test_a_link_that_leads_nowhere_is_not_replaced_either(tmp_path: Path, write_tokens: Write) -> None:
+    (tmp_path / "out.bin").symlink_to(tmp_path / "on a disk that is not mounted")
+    with pytest.raises(DataError, match=r"out\.bin exists already"):
+        merge([write_tokens(5, name="a")], tmp_path / "out", overwrite=False)
+    assert (tmp_path / "out.bin").is_symlink()
+
+
 @pytest.mark.parametrize("output", ["", ".", "..", "mine/", "mine/."])
 def test_an_output_without_a_name_is_refused(
     output: str, tmp_path: Path, write_tokens: Write, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,91 @@
+"""Token files of a cleaning run: which tasks' documents are in which, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from colonnade.corpus.step import Setting
+from colonnade.data import token_stages
+from colonnade.data.indexed import TokenFile
+from colonnade.data.sidecar import read_sidecar
+from colonnade.data.token_stages import JoinTokens, ListTokens, MakeTokens, num_joins, segment_path
+from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.errors import DataError
+
+PARTS = ("train", "test")
+
+
+@pytest.fixture
+def cleaned(tmp_path: Path, tokenizer: Tokenizer) -> Path:
+    """The folder of a run of five tasks, each with a document to train on, and the last with one to test on."""
+    tokenizer.save(tmp_path / "tokenizer.json")
+    for part, tasks in (("train", range(5)), ("test", range(4, 5))):
+        (tmp_path / part).mkdir()
+        for task in tasks:
+            line = json.dumps({"text": f"Été {part} {task}", "id": "a" * 100}, ensure_ascii=False)
+            (tmp_path / part / f"{task:05d}.jsonl").write_text(line + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def make(folder: Path, sha256: str) -> None:
+    path, setting = str(folder / "tokenizer.json"), Setting(folder, 5)
+    making = MakeTokens("tokens", path, PARTS, setting, sha256=sha256, append_end=True)
+    for task in range(5):
+        assert list(making.run(rank=task, world_size=5)) == []
+
+
+def join(folder: Path, sha256: str) -> None:
+    path, setting, num_files = str(folder / "tokenizer.json"), Setting(folder, 5), num_joins(5)
+    joining = JoinTokens("join", path, PARTS, setting, sha256=sha256, append_end=True, num_tasks=5)
+    for each in range(num_files):
+        assert list(joining.run(rank=each, world_size=num_files)) == []
+    assert list(ListTokens(num_files, setting).run()) == []
+
+
+def texts(folder: Path, name: str, tokenizer: Tokenizer) -> list[str]:
+    file = TokenFile(folder / "tokens" / name)
+    return [tokenizer.decode(file.document(number).tolist()) for number in range(file.num_documents)]
+
+
+def test_beyond_so_many_tasks_a_part_has_several_files_of_the_tasks_in_order(
+    cleaned: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_stages, "JOINED", 2)
+    make(cleaned, tokenizer.sha256)
+    left = segment_path(cleaned, "train", 5)  # by a run of more tasks
+    shutil.copy(segment_path(cleaned, "train", 0), left)
+    join(cleaned, tokenizer.sha256)
+    tasks = {"train-00000": (0, 1), "train-00001": (2, 3), "train-00002": (4,), "test-00002": (4,)}
+    listed = json.loads((cleaned / "tokens" / "tokens.json").read_bytes())
+    assert list(listed) == sorted(tasks)
+    for name, each in tasks.items():
+        part = name.partition("-")[0]
+        expected = [f"Été {part} {task}" for task in each]
+        assert texts(cleaned, name, tokenizer) == expected
+        file = TokenFile(cleaned / "tokens" / name)
+        assert listed[name] == {"documents": len(each), "tokens": file.num_tokens, "dtype": "uint16"}
+        sidecar = read_sidecar(file)
+        assert sidecar is not None and sidecar.sentences is False
+        assert sidecar.sources == tuple(str(cleaned / part / f"{task:05d}.jsonl") for task in each)
+        assert sidecar.text_bytes == sum(len(text.encode()) for text in expected)
+    assert not (cleaned / "state" / "tokens").exists()
+
+
+def test_up_to_so_many_tasks_a_part_has_one_file_of_its_name(cleaned: Path, tokenizer: Tokenizer) -> None:
+    make(cleaned, tokenizer.sha256)
+    join(cleaned, tokenizer.sha256)
+    assert texts(cleaned, "train", tokenizer) == [f"Été train {task}" for task in range(5)]
+    assert sorted(path.name for path in (cleaned / "tokens").glob("*.idx")) == ["test.idx", "train.idx"]
+
+
+def test_files_are_not_joined_with_another_tokenizer_than_their_tokens_were_made_with(
+    cleaned: Path, tokenizer: Tokenizer
+) -> None:
+    make(cleaned, tokenizer.sha256)
+    train_bpe(["other words"] * 9, 300).save(cleaned / "tokenizer.json")
+    with pytest.raises(DataError, match="has changed since the run was started"):
+        join(cleaned, tokenizer.sha256)
