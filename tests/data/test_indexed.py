@@ -320,6 +320,21 @@ def test_an_index_that_contradicts_itself_is_refused_where_all_of_it_is_used(
     assert not idx_path(f"{prefix}-merged").exists()
 
 
+def test_a_length_below_zero_is_refused_though_all_places_follow_from_it(write_tokens: Write) -> None:
+    prefix = write_tokens(*[4] * 5)
+    content = bytearray(idx_path(prefix).read_bytes())
+    lengths, offsets = np.array([4, 4, -1, 9, 4], "<i4"), np.array([0, 8, 16, 14, 32], "<i8")
+    content[HEADER.size : HEADER.size + 60] = lengths.tobytes() + offsets.tobytes()
+    idx_path(prefix).write_bytes(content)
+    with pytest.raises(DataError, match="sequence 2 has -1 tokens from byte 16 on, and those before it end at byte 16"):
+        TokenFile(prefix).check_index()
+
+
+def test_the_size_of_a_file_is_told_in_bytes(write_tokens: Write) -> None:
+    file = TokenFile(write_tokens(5, 6, dtype="<i4"))
+    assert file.num_bytes == bin_path(file.prefix).stat().st_size == 44
+
+
 def test_a_document_that_ends_before_it_begins_is_refused_where_it_is_read(write_tokens: Write) -> None:
     file = damaged(write_tokens(*[4] * 5), HEADER.size + 12 * 5 + 8 * 2, 4)
     with pytest.raises(DataError, match="is damaged: document 2 runs from token 16 to 12"):

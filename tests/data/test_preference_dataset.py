@@ -84,6 +84,15 @@ def test_a_part_of_a_file_has_its_own_pairs(tmp_path: Path) -> None:
         data.rows([0])
 
 
+def test_no_id_is_below_zero(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "pairs", np.dtype("<i4")) as writer:
+        writer.add_document([1, 2, 3, -4], lengths=[1] * 4)
+        writer.close(Sidecar("0" * 64, 100, None, 1, 4, 0, (), examples=FIELDS))
+    data = PreferenceDataset(TokenFile(tmp_path / "pairs"), range(1), 4, vocab_size=100, options=(0.1, 0.0, 0.0))
+    with pytest.raises(DataError, match="document 0 has token id -4 at its position 3,"):
+        data.rows([0])
+
+
 def test_the_loss_is_that_of_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(
         '[model]\nhead = "preferences"\nnum_layers = 2\nhidden_size = 32\nnum_heads = 4\nseq_length = 48\n'

@@ -241,7 +241,7 @@ def test_a_sidecar_must_fit_its_tokens(write_tokens: Write) -> None:
         "[" * 2000 + "]" * 2000,
     ):
         Path(f"{prefix}.json").write_text(content)
-        with pytest.raises(DataError, match="does not describe a token file"):
+        with pytest.raises(DataError, match=r"does not describe a token file \(.+ \(at [a-z]+[ a-z_0-9]*\)\)\. Remove"):
             read_sidecar(TokenFile(prefix))
     sidecar(3, 11).write(prefix)
     with pytest.raises(DataError, match=r"3 documents and 11 tokens, but .* has 2 and 11"):

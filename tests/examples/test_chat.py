@@ -12,7 +12,7 @@ import tokenizers
 import transformers
 
 from colonnade.data.chat_template import BUILT_IN, ChatTemplate, TemplateFault, chosen_template, template_beside
-from colonnade.data.conversation import Chat, Marked
+from colonnade.data.conversation import Chat, Marked, messages_problem
 from colonnade.data.indexed import TokenFile
 from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
@@ -149,6 +149,19 @@ def test_a_control_token_without_a_name_ends_no_answer() -> None:
         assert template is not None
         found = template.render(TALK[:2])
         assert [found.text[first:stop] for first, stop in found.answers] == [answer]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+        "{{ raise_exception('messages begin with one of the system') }}",
+    ],
+    ids=["writes no control token", "refuses the conversation"],
+)
+def test_a_turn_ends_with_the_end_of_the_document_where_a_template_tells_no_other(text: str, tmp_path: Path) -> None:
+    chat = chat_of(folder_of(tmp_path / "t", text))
+    assert chat.end_of_turn == chat.tokenizer.end_of_document is not None
 
 
 def test_the_document_alternates_between_given_and_answered(tmp_path: Path) -> None:
@@ -370,6 +383,12 @@ def test_what_comes_before_the_messages_of_a_record_is_read(name: str) -> None:
     assert conversation_of(twice).messages == twice["messages"]
     empty = {**RECORDS[name], "system": "", "history": [], "tools": "[]"}
     assert conversation_of(empty) == conversation_of(RECORDS[name])
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
+def test_messages_are_of_these_roles(role: str) -> None:
+    assert messages_problem([{"role": role, "content": "a"}]) is None
+    assert messages_problem([{"role": role.upper(), "content": "a"}]) is not None
 
 
 def test_what_comes_before_a_preference_is_read() -> None:
