@@ -31,6 +31,8 @@ def test_errors_that_say_so() -> None:
         (OSError(errno.ENOMEM, "Cannot allocate memory"), None),
     ):
         assert is_refusal(error) and asked_for(error) == size, error
+    for size, unit in enumerate(("bytes", "KiB", "MiB", "GiB", "TiB")):
+        assert asked_for(torch.OutOfMemoryError(f"Tried to allocate 3.00 {unit}. GPU 0")) == 3 * 1024**size
     assert not any(map(is_refusal, (RuntimeError("shape"), OSError(errno.ENOSPC, "full"), ValueError("memory"))))
 
 
@@ -88,6 +90,19 @@ def test_the_limit_that_holds_is_told(soft: int, told: bool, monkeypatch: pytest
     """As `ulimit -Sv` sets it, whatever it may be raised to."""
     monkeypatch.setattr(resource, "getrlimit", lambda what: (soft, 8_000_000_000))
     assert ("4.00 GB of address space" in " ".join(there(torch.device("cpu")))) == told
+
+
+def test_what_is_free_is_told_of_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, meminfo = {"VmSize": 3_000_000_000}, {"MemAvailable": 5_000_000_000, "MemTotal": 9_000_000_000}
+    monkeypatch.setattr(refused_memory, "_table", lambda path: status if "self" in str(path) else meminfo)
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (4_000_000_000, 8_000_000_000))
+    assert there(torch.device("cpu")) == [
+        "This process may have 4.00 GB of address space (ulimit -v), and has 3.00 GB.",
+        "This machine has 5.00 GB free of 9.00 GB.",
+    ]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1_000_000_000, 80_000_000_000))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 70_000_000_000)
+    assert there(torch.device("cuda")) == ["The GPU has 1.00 GB free of 80.0 GB; this process holds 70.0 GB."]
 
 
 def limited(rank: int) -> None:

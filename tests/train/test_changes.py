@@ -10,7 +10,7 @@ from colonnade.config.load import load
 from colonnade.errors import ConfigError
 from colonnade.train import loop
 from colonnade.train.change import Change, expected
-from colonnade.train.changes import changes, other_curve
+from colonnade.train.changes import changes, other_curve, what_changed
 from tests.commands import Answer, forked
 from tests.runs import Finished, events, metrics
 from tests.tiny import TinyCorpus, config, write_config
@@ -70,8 +70,15 @@ def test_what_changed_since_a_checkpoint_is_a_line_a_key(finished: Finished, run
     found = changes(newest, now)
     assert [line for line in found if line.startswith("train.")] == ["train.steps: 6 -> 9"]
     assert any(line.startswith("checkpoint.keep: ") and line.endswith(" -> 7") for line in found)
+    kept, curve = what_changed(newest, now, 6)
+    assert kept.startswith("Changed since: train.steps: 6 -> 9; ") and kept.endswith(".")
+    assert curve == "".join(other_curve(load(newest / "config.toml"), now, 6)) and "from step 7 on" in curve
+    assert what_changed(newest, load(newest / "config.toml"), 6) == []
     (newest / "config.toml").unlink()
     assert changes(newest, now) == []
+    assert what_changed(newest, now, 6) == [
+        f"{newest} has no readable config.toml: whether keys have changed since is unknown."
+    ]
 
 
 @pytest.mark.slow

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from colonnade.data.blended_dataset import BlendedDataset
+from colonnade.evaluation.squad import SquadScores
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, paper_mesh
+from colonnade.tasks.t5 import Written
 from colonnade.train import held_out
 
 
@@ -106,3 +108,15 @@ def test_samples_are_shared_by_the_dp_ranks(monkeypatch: pytest.MonkeyPatch, dp:
             micro_batch_size=2,
         )
     assert len(seen) == dp and sorted(n for batches in seen for each in batches for n in each) == list(range(7))
+
+
+def test_what_was_found_is_told_for_each_data_set_and_for_questions() -> None:
+    found = held_out.Evaluation(
+        Written(1.5, 0.25, 8), {"books": Written(2.5, 0.5, 8)}, questions=SquadScores(61.0, 72.5, 1234)
+    )
+    numbers = found.numbers()
+    assert (numbers["loss"], numbers["loss/books"]) == (1.5, 2.5)
+    assert (numbers["exact_match"], numbers["f1"]) == (61.0, 72.5)
+    books, questions = found.of_each()
+    assert books == f"books: {Written(2.5, 0.5, 8).summary()}"
+    assert questions == "1,234 questions: exact match 61.00, F1 72.50"

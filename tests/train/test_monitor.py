@@ -1,7 +1,9 @@
 """What a run writes about itself, what it takes back when it is resumed, and what it says when it cannot write."""
 
 import json
+import os
 import resource
+import socket
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -57,6 +59,21 @@ def test_steps_of_a_curriculum_have_other_numbers_of_tokens(tmp_path: Path, caps
     assert "64 tokens/s" in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_a_run_is_told_by_the_length_and_the_pace_that_are_in_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The time left is by the last fifty steps: the first ones, which compile, are forgotten."""
+    told = monitor(tmp_path, log_every=1000)
+    for step in range(1, 51):
+        told.step(numbers(step), 60.0)
+    told.follow(steps=200, log_every=100)
+    for step in range(51, 101):
+        told.step(numbers(step), 1.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  loss")[0] for line in lines] == ["step   1/100", "step 100/200"]
+    assert lines[1].endswith("  64 tokens/s  0:01:40 left")
+
+
 def test_mfu_where_the_peak_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monitor(tmp_path, peak_flops=1e9).step(numbers(1), 0.5)  # 64 tokens/0.5 s × 1e6 / 1e9
     assert written(tmp_path)[0]["mfu"] == 0.128
@@ -69,6 +86,8 @@ def test_other_ranks_are_silent(tmp_path: Path, capsys: pytest.CaptureFixture[st
     told.step(numbers(1), 0.5)
     told.event("saved", step=1)
     told.say("hello")
+    told.beat(1, 10.0)
+    told.thermometers({"step": 1}, {})
     told.sync()
     told.close()
     assert not list(tmp_path.iterdir()) and capsys.readouterr().out == ""
@@ -211,4 +230,6 @@ def test_a_heartbeat_is_as_old_as_was_asked_for(tmp_path: Path, monkeypatch: pyt
         told.beat(step, 10.0)
         steps.append(json.loads(file.read_text())["step"])
     assert steps == [1, 1, 3, 3, 5]
-    assert set(json.loads(file.read_text())) == {"time", "step", "host", "process"}
+    assert json.loads(file.read_text()) == {
+        "time": 1e9 - 1e6 * 1022.0, "step": 5, "host": socket.gethostname(), "process": os.getpid()
+    }  # fmt: skip

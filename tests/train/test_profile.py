@@ -23,6 +23,7 @@ from colonnade.train.profiled_steps import steps_of
 from tests import tiny
 from tests.commands import forked
 from tests.runs import events, metrics
+from tests.told import Told
 
 
 def test_own_times_add_up_to_the_outermost_span() -> None:
@@ -59,6 +60,25 @@ def test_a_device_is_waited_for_at_both_ends_of_a_span() -> None:
 @pytest.mark.parametrize(("text", "steps"), [(None, []), ("5", [5]), ("5:8", [5, 6, 7, 8])])
 def test_which_steps(text: str | None, steps: list[int]) -> None:
     assert list(steps_of(text, last_step=8)) == steps
+
+
+def test_as_many_steps_as_may_be() -> None:
+    assert len(steps_of("1:50", last_step=50)) == 50
+    with pytest.raises(ConfigError, match=r"--profile 50:51: the run ends with step 50 \(train\.steps\)"):
+        steps_of("50:51", last_step=50)
+
+
+@pytest.mark.parametrize(
+    ("steps", "done", "left"),
+    [(range(3, 5), 2, [3, 4]), (range(1, 4), 1, [2, 3]), (range(1, 4), 3, []), (range(0), 9, [])],
+)
+def test_steps_that_a_run_has_done_are_not_profiled_which_is_said(steps: range, done: int, left: list[int]) -> None:
+    run: Any = SimpleNamespace(run=SimpleNamespace(folder="run"))
+    told = Told()
+    profile = Profile(steps, done, run, Mesh(), torch.device("cpu"), cast(Any, told))
+    assert list(profile._steps) == left
+    said = f"--profile 1:3: the run is at step {done}; what is before is not profiled."
+    assert told.said == ([] if list(steps) == left else [said])
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "8:5", "a", "1:", "1:2:3", "1:51"])

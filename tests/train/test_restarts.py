@@ -16,7 +16,7 @@ import pytest
 from colonnade.config.load import load
 from colonnade.errors import LayoutError
 from colonnade.launch import launch
-from colonnade.launch.supervisor import CRASH, EXCEPTION, MISTAKE, UNFINISHED, Cause, Ended
+from colonnade.launch.supervisor import CRASH, EXCEPTION, MISTAKE, UNFINISHED, WAIT, Cause, Ended
 from colonnade.report.page import state_of
 from colonnade.report.record import read_run
 from colonnade.train import restarts
@@ -52,13 +52,24 @@ class Fake:
     began: list[float | None] = field(default_factory=list)
     slept: list[float] = field(default_factory=list)
     """[seconds]"""
+    faults: list[tuple[float, int] | None] = field(default_factory=list)
+    """When the fault before was noticed, and the last step before it."""
     recalls: list[float | None] = field(default_factory=list)
     """[seconds] After which all ranks were to be tried again; None: all were there."""
 
     def __call__(
-        self, places: Sequence[int], command: list[str], *, at: Any, choose_gpus: bool, began: Any, **more: object
+        self,
+        places: Sequence[int],
+        command: list[str],
+        *,
+        at: Any,
+        choose_gpus: bool,
+        began: Any,
+        fault: Any,
+        **more: object,
     ) -> Ended:
         self.began.append(began)
+        self.faults.append(fault)
         self.recalls.append(None if at is None else at[0])
         self.started.append((tuple(places), command[1:], choose_gpus))
         if at is not None:
@@ -160,6 +171,7 @@ def test_a_lost_place_is_left_out_and_tried_again(fake: Any) -> None:
     assert "parallel.dp=1" in made.started[2][1]
     assert names(made.run) == ["fault", "restart", "fault", "restart", "fewer ranks", "all ranks"]
     assert "for 3 ranks" in events(made.run)[4]["reason"] and events(made.run)[4]["lost"] == [3]
+    assert not any(chosen for _, _, chosen in made.started), "it is on CPUs"
 
 
 def test_a_place_that_is_lost_again_at_once_is_tried_half_as_often(fake: Any) -> None:
@@ -218,6 +230,45 @@ def test_missing_gpus_shrink_it_and_sound_ones_are_chosen(fake: Any) -> None:
     keys = ["train.device=auto"]
     status, made = fake(after(killed(1), 10), after(DONE, 20), keys=keys, gpus=[2] * 8)
     assert status == 0 and made.started[1][0] == (0, 1)
+    status, made = fake(*[after(killed(0), 30)] * 2, after(DONE, 40), keys=keys, gpus=[4] * 8)
+    assert status == 0 and [chosen for _, _, chosen in made.started] == [False, False, True]
+    assert 0 not in made.started[2][0]
+
+
+def test_where_fewer_ranks_are_not_wanted_all_are_started_whatever_is_there(fake: Any) -> None:
+    keys = ["train.device=auto", "restarts.fewer_ranks=false"]
+    status, made = fake(after(killed(1), 10), after(DONE, 20), keys=keys, gpus=[2] * 8)
+    assert status == 0 and made.started[1][:2] == ((0, 1, 2, 3), [])
+
+
+def test_ranks_learn_of_the_fault_before_them(fake: Any) -> None:
+    """When it was noticed and how far the run had come, for the time that it has cost."""
+    lost = Ended(137, False, Cause(2, CRASH, "rank 2 was killed", 55.5))
+    _, made = fake(after(lost, 10), after(killed(2), 20), after(DONE, 30))
+    assert made.faults == [None, (55.5, 11), None], "of the second one no time is known"
+
+
+def test_copies_in_memory_count_behind_a_checkpoint_of_the_run(config: Path, tmp_path: Path) -> None:
+    """Without one on the disk nothing goes on from them."""
+    settings = load(config, [f"run.folder={tmp_path / 'run'}"])
+    found = Restarts(settings, [], "", (), lambda: LOST, memory=tmp_path / "memory")
+    (tmp_path / "memory" / "step_00000012").mkdir(parents=True)
+    assert found._saved() == 0
+    (tmp_path / "run" / "checkpoints" / "step_00000010").mkdir(parents=True)
+    assert found._saved() == 12
+    (tmp_path / "run" / "checkpoints" / "step_00000015").mkdir()
+    assert found._saved() == 15
+
+
+def test_what_to_do_is_said_where_the_run_could_go_on(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not behind an error of the program, which would come again, nor behind a mistake, which a rank has told."""
+    off = ["restarts.limit=0"]
+    for end, remedy in ((killed(0), True), (raised("rank 0 raised ValueError: no"), False)):
+        fake(after(end), keys=off)
+        said = capsys.readouterr().err
+        assert "Not started again: " in said and (LOST in said) == remedy
+    fake(after(Ended(2, False, Cause(0, MISTAKE, "ConfigError: no"))))
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_on_gpus_waits_for_them_also_when_all_are_gone(fake: Any) -> None:
@@ -254,6 +305,9 @@ def test_a_signal_ends_it(fake: Any) -> None:
 def test_kinds() -> None:
     assert kind_of(raised("rank 0 raised RuntimeError: CUDA error: uncorrectable ECC error")) == "device"
     assert kind_of(raised("rank 0 raised ValueError: no")) == "raised"
+    assert kind_of(raised("rank 0 raised RuntimeError: NCCL communicator was aborted")) == "device"
+    assert kind_of(Ended(2, False, None)) == "mistake" and kind_of(Ended(1, False, None)) == "raised"
+    assert kind_of(Ended(1, False, Cause(0, WAIT, "rank 0 waits"))) == "hung"
     assert kind_of(killed(0)) == "killed" and kind_of(killed(0), killed_for_memory=True) == "out of memory"
     assert kind_of(Ended(2, False, Cause(0, MISTAKE, "rank 0 raised MemoryShortError: x"))) == "out of memory"
 

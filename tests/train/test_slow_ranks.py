@@ -13,6 +13,7 @@ from torch import Tensor
 
 from colonnade.config.schema import RunConfig
 from colonnade.mesh import ledger as ledger_module
+from colonnade.mesh.clock import Clock
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Entry, Ledger
 from colonnade.mesh.mesh import Axis, Mesh, paper_mesh
@@ -62,6 +63,7 @@ def test_a_rank_is_held_against_its_stage_and_a_pair_against_each_other() -> Non
     assert named([1.0, 2.0, 9.0, 5.0], layout) == {1, 2}
     assert paces([1.0, 2.0, 9.0, 5.0], layout.groups("dp", "tp"))[2] == Pace(9.0, 5.0)
     assert named([1.0, 9.0], Layout(pp=2)) == set(), "nobody does what another does"
+    assert named([1.0, 1.5], Layout(dp=2)) == {1}, "as long as is called slow"
     assert named([0.0, 0.0, 1.0], Layout(dp=3)) == set(), "a clock that stands still names nobody"
 
 
@@ -105,6 +107,17 @@ def test_own_seconds_are_those_without_waiting(clock: list[float], monkeypatch: 
     assert sent == [[1.0]] * (FIRST_STEPS + 2) + [[1.0, 0.0, 0.25]]
 
 
+def test_a_step_that_is_profiled_does_not_count(clock: list[float]) -> None:
+    """It waits for the device all the time."""
+    watch, mesh, _ = watched(3, 0, Layout(dp=2))
+    watch._uncounted = 0
+    for profiled, own in ((None, 0.25), (Clock(), 5.0), (None, 0.5)):
+        mesh.ledger.clock = profiled
+        with watch.step():
+            spend(clock, mesh.ledger, own, 0.0)
+    assert watch._own == [0.25, 0.5]
+
+
 def test_who_is_named_is_named_once_and_said_to_be_well_again(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +140,8 @@ def test_who_is_named_is_named_once_and_said_to_be_well_again(
     ]
     assert told.events[0][1]["rank"] == 2 and told.events[0][1]["host"] == "far"
     assert told.events[0][1]["place"] == {"pp": 0, "dp": 2, "tp": 0}
+    assert (told.events[0][1]["seconds"], told.events[0][1]["of_peers"]) == (0.4, 0.1)
+    assert told.said[1].startswith("[pp0 dp2 tp0] rank 2 on far is well again: by step 8 ")
     assert told.said[0] == (
         "[pp0 dp2 tp0] rank 2 on far is slow: by step 4 its own part of a step takes 0.4 s, 4.00 × the 0.1 s of those "
         "that do the same work."

@@ -16,7 +16,7 @@ from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 from colonnade.train.monitor import Monitor
 from colonnade.train.trackers import Mlflow, Prometheus, Wandb, trackers
-from colonnade.train.tracking import Feed
+from colonnade.train.tracking import PAUSE, Feed
 
 TOML = """
 [data]
@@ -111,6 +111,17 @@ def test_behind_a_rollback_a_run_goes_on_telling(tmp_path: Path) -> None:
     assert [call[:2] for call in tracker.calls] == before + after
 
 
+def test_a_measured_step_is_told_by_its_extremes(tmp_path: Path) -> None:
+    """At its step, beside the numbers of metrics.jsonl and not mistaken for them."""
+    tracker, settings = Recorded(), {"steps": 9, "log_every": 9, "tokens_per_step": 64, "flops_per_token": 1e6}
+    told = Monitor(tmp_path, active=True, peak_flops=None, trackers=[tracker], **settings)  # type: ignore[arg-type]
+    told.resume(4)
+    told.thermometers({"step": 5, "activations": {}}, {"largest_update": 0.5})
+    told.close()
+    assert tracker.calls == [("open", 5), ("numbers", 5, {"thermometers/largest_update": 0.5}), ("close",)]
+    assert (tmp_path / "thermometers.jsonl").read_text() == '{"step": 5, "activations": {}}\n'
+
+
 def test_a_tracker_that_stands_still_costs_a_run_nothing_and_what_is_lost_is_counted() -> None:
     tracker, said = Recorded(), list[str]()
     tracker.goes_on.clear()
@@ -180,6 +191,27 @@ def test_one_that_cannot_be_opened_loses_its_numbers_alone() -> None:
     assert tracker.calls == [] and feed.dropped == 50 and len(said) == 2
 
 
+def test_one_that_can_be_opened_later_gets_what_comes_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not tried again with each number, which may take long, but after a pause."""
+    now, tries = [1000.0], list[int]()
+
+    class Late(Recorded):
+        def open(self, first: int) -> None:
+            tries.append(first)
+            if len(tries) == 1:
+                raise ConnectionError("not yet")
+            super().open(first)
+
+    monkeypatch.setattr("colonnade.train.tracking.time.monotonic", lambda: now[0])
+    tracker, said = Late(), list[str]()
+    feed = Feed(tracker, said.append)
+    for step, seconds in ((1, 0.0), (2, PAUSE - 0.1), (3, PAUSE), (4, PAUSE)):
+        now[0] = 1000.0 + seconds
+        feed._try(lambda step=step: tracker.numbers(step, {}), 1)  # type: ignore[misc]
+    assert tries == [1, 1] and tracker.calls == [("open", 1), ("numbers", 3, {}), ("numbers", 4, {})]
+    assert feed.dropped == 2 and len(said) == 1
+
+
 @pytest.mark.parametrize(
     ("line", "package"),
     [
@@ -220,6 +252,20 @@ def test_a_database_of_mlflow_without_what_writes_to_it_is_one_message(
         trackers(config(tmp_path, f'mlflow = "{uri}"'))
     assert "s3cr3t" not in str(told.value)
     assert len(trackers(config(tmp_path, 'mlflow = "http://tracking:5000"'))) == 1
+
+
+def test_a_run_is_called_as_was_asked_for_or_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is started in its own folder."""
+    monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))
+    monkeypatch.setattr(sys.modules["mlflow"], "__spec__", ModuleSpec("mlflow", None))
+    (tmp_path / "seven").mkdir()
+    monkeypatch.chdir(tmp_path / "seven")
+    server = 'mlflow = "http://tracking:5000"\nproject = "stories"'
+    for folder, more, name in ((Path("."), "", "seven"), (tmp_path / "a/run", "", "run"), (tmp_path, "x", "x")):
+        named = f'\nname = "{more}"' if more else ""
+        (found,) = trackers(config(folder, server + named))
+        assert isinstance(found, Mlflow) and (found._experiment, found._name) == ("stories", name)
+        assert found._uri == "http://tracking:5000"
 
 
 def test_nothing_is_tracked_unless_asked(tmp_path: Path) -> None:
@@ -263,7 +309,17 @@ def test_wandb_knows_a_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         tracker.close()
     assert [(how["id"], how["resume"]) for how in fake.inits] == [(None, None), ("abc123", "allow")]
     assert fake.inits[0]["mode"] == "online" and fake.inits[0]["dir"] == str(tmp_path)
+    assert (fake.inits[0]["project"], fake.inits[0]["name"]) == ("project", "name")
     assert fake.logged[:2] == [({"loss": 1.0}, 7), ({"event/saved": 7}, 7)] and fake.finished == 2
+
+
+def test_wandb_offline_resumes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no server that could: what is synchronized later goes by the name alone."""
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for _ in range(2):
+        Wandb(tmp_path, "project", "name", "offline").open(1)
+    assert [(how["id"], how["resume"]) for how in fake.inits] == [(None, None), ("abc123", None)]
 
 
 def test_prometheus_in_a_file(tmp_path: Path) -> None:
@@ -334,6 +390,62 @@ def test_the_real_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     history = client.get_metric_history(run.info.run_id, "loss")
     assert sorted((each.step, each.value) for each in history) == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
     assert run.info.status == "FINISHED" and run.data.tags["event.1.saved"] == "x"
+
+
+class FakeMlflow(ModuleType):
+    """As much of mlflow as is used: a client that keeps what it is asked."""
+
+    def __init__(self, experiments: dict[str, str]) -> None:
+        super().__init__("mlflow")
+        self.experiments, self.calls = experiments, list[tuple[Any, ...]]()
+
+    def MlflowClient(self, tracking_uri: str) -> "FakeMlflow":
+        self.calls.append(("client", tracking_uri))
+        return self
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        return SimpleNamespace(experiment_id=self.experiments[name]) if name in self.experiments else None
+
+    def create_experiment(self, name: str) -> str:
+        self.calls.append(("create_experiment", name))
+        return self.experiments.setdefault(name, "77")
+
+    def create_run(self, experiment: str, run_name: str) -> Any:
+        self.calls.append(("create_run", experiment, run_name))
+        return SimpleNamespace(info=SimpleNamespace(run_id="r5"))
+
+    def update_run(self, run: str, status: str) -> None:
+        self.calls.append(("update_run", run, status))
+
+    def set_tag(self, run: str, key: str, words: str) -> None:
+        self.calls.append(("set_tag", run, key, words))
+
+    def set_terminated(self, run: str) -> None:
+        self.calls.append(("set_terminated", run))
+
+
+@pytest.mark.parametrize("experiments", [{}, {"stories": "3", "seven": "4"}], ids=["first", "known"])
+def test_mlflow_knows_a_run_again_in_its_experiment(
+    experiments: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = (
+        [("create_run", "3", "seven")]
+        if experiments
+        else [("create_experiment", "stories"), ("create_run", "77", "seven")]
+    )
+    fake = FakeMlflow(experiments)
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    for step in (7, 9):
+        tracker = Mlflow(tmp_path, "http://tracking:5000", "stories", "seven")
+        tracker.open(step)
+        tracker.event(step, "saved", "x" * 501)
+        tracker.close()
+    events = [
+        [("update_run", "r5", "RUNNING"), ("set_tag", "r5", f"event.{step}.saved", "x" * 500), ("set_terminated", "r5")]
+        for step in (7, 9)
+    ]
+    client = ("client", "http://tracking:5000")
+    assert fake.calls == [client, *begun, *events[0], client, *events[1]]
 
 
 def test_mlflow_is_told_the_time_in_milliseconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
