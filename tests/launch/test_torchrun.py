@@ -77,6 +77,33 @@ def test_an_earlier_job_of_the_same_name_ends_no_later_one(
         pass
 
 
+def test_the_first_end_that_is_noted_is_the_runs(
+    config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch
+) -> None:
+    """A rank notes a mistake of its own, which ranks that end because of it do not take the place of."""
+    settings, note, idle = load(config), tmp_path / "run" / FILE, list[str]()
+    note.parent.mkdir()
+    under_torchrun.setattr(launch, "tell_idle", lambda: idle.append(os.environ["RANK"]))
+    for rank, why in (("1", "its own"), ("2", "another's")):
+        under_torchrun.setenv("RANK", rank)
+        with pytest.raises(ConfigError), ending(settings):
+            raise ConfigError(why)
+        with ending(settings):
+            pass
+    assert json.loads(note.read_text())["why"] == "its own" and idle == []
+    under_torchrun.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    note.write_text('{"run": "another", "status": 2}')
+    for rank in "01":
+        under_torchrun.setenv("RANK", rank)
+        with ending(settings):
+            pass
+    assert idle == ["0"], "ranks that are left idle are told by rank 0 alone"
+    for damaged in ('{"run": "job", "status": "2"}', "[2]", "{"):
+        note.write_text(damaged)
+        with ending(settings):
+            pass
+
+
 def test_the_layout_follows_the_ranks(config: Path, under_torchrun: pytest.MonkeyPatch) -> None:
     settings = load(config, ["parallel.tp=2", "parallel.dp=2", "model.num_layers=1"])
     fitted = start.fitted(settings)

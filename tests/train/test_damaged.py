@@ -52,6 +52,7 @@ def test_the_run_goes_on_from_the_one_before(
     assert (run / "checkpoints" / f"damaged_{newest.name}").is_dir()
     (told,) = [event for event in events(run) if event["event"] == "damaged checkpoint"]
     assert told["checkpoint"] == newest.name and told["to"] == before.name and "Delete" not in told["reason"]
+    assert (told["now"], told["origin"]) == (f"damaged_{newest.name}", "disk")
     if num_ranks == 1:
         assert_same(run, finished.folder)
 

@@ -1,11 +1,15 @@
 """What differs between the data that a checkpoint knows and what a run reads."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from colonnade.data.identity import DataIdentity
-from colonnade.train.data_record import other_data
+from colonnade.errors import CheckpointError
+from colonnade.train.data_record import check_data, other_data, what_to_say
 
 IDENTITY = DataIdentity(90, 3, 3, "uint16", 100, "0" * 64, ("0" * 16, "1" * 16))
 
@@ -33,3 +37,37 @@ def test_what_was_and_what_is_are_told_in_this_order() -> None:
         files={"data.train": SimpleNamespace(prefix="data/file")},
     )
     assert other_data(saved, now) == ["data.train (data/file): 90 tokens, now 91; 3 documents, now 4"]
+
+
+CHECKPOINT = Path("step_00000008")
+
+
+def other(allowed: bool) -> tuple[Any, Any, Any]:
+    """Of a checkpoint at sample 1,200 that knows another file: metadata, configuration, corpus."""
+    known = {"data.train": SimpleNamespace(identity=lambda: IDENTITY)}
+    metadata = SimpleNamespace(data=known, samples=1200)
+    config = SimpleNamespace(checkpoint=SimpleNamespace(allow_other_data=allowed))
+    now = {"data.train": replace(IDENTITY, tokens=91)}
+    return metadata, config, SimpleNamespace(identities=now, files={"data.train": SimpleNamespace(prefix="data/file")})
+
+
+def test_other_data_are_refused_unless_they_are_allowed() -> None:
+    metadata, config, corpus = other(allowed=False)
+    with pytest.raises(CheckpointError) as told:
+        check_data(CHECKPOINT, metadata, config, corpus)
+    assert "\n  data.train (data/file): 90 tokens, now 91\nSample 1,200 of it is another one" in str(told.value)
+    metadata, config, corpus = other(allowed=True)
+    check_data(CHECKPOINT, metadata, config, corpus)
+    line, found = what_to_say(CHECKPOINT, metadata, corpus)
+    assert line.endswith("allow_other_data = true allows:\n  data.train (data/file): 90 tokens, now 91")
+    assert found == ["data.train (data/file): 90 tokens, now 91"]
+
+
+def test_data_that_are_the_same_are_no_word_and_those_that_nobody_knows_are() -> None:
+    metadata, config, corpus = other(allowed=False)
+    corpus.identities = {"data.train": IDENTITY}
+    check_data(CHECKPOINT, metadata, config, corpus)
+    assert what_to_say(CHECKPOINT, metadata, corpus) == ("", [])
+    metadata.data = None
+    line, found = what_to_say(CHECKPOINT, metadata, corpus)
+    assert line.startswith("step_00000008 was written before checkpoints knew their data") and found == []

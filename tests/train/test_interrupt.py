@@ -13,7 +13,7 @@ import pytest
 
 from colonnade.launch import launch
 from colonnade.launch.supervisor import UNFINISHED
-from colonnade.train.interrupt import Interrupt
+from colonnade.train.interrupt import Interrupt, Request
 from tests.commands import environment, forked, here, start
 from tests.runs import assert_same, events, metrics, saved_steps
 from tests.slow import first_fast
@@ -285,3 +285,27 @@ def test_a_launcher_passes_the_signal_on_and_gives_the_status_back(config: Path,
     (run / "stop").touch()
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (UNFINISHED, ""), out
+
+
+def test_a_save_is_asked_for_once_and_a_stop_counts_more() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    with Interrupt() as interrupt:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert [interrupt.newest(), interrupt.newest()] == [Request.SAVE, Request.NOTHING]
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        assert [interrupt.newest(), interrupt.newest()] == [Request.STOP, Request.STOP]
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_a_run_that_is_to_stop_leaves_word_why(tmp_path: Path) -> None:
+    """The file that asks it to leave goes, the one that keeps it from starting stays; the other ranks look for none."""
+    for name, reason, stays in (
+        ("leave", f" (there was a file {tmp_path / 'leave'})", False),
+        ("stop", f" (there is a file {tmp_path / 'stop'}: remove it to train on)", True),
+    ):
+        (tmp_path / name).touch()
+        assert Interrupt().newest() == Request.NOTHING
+        found = Interrupt(tmp_path)
+        assert found.newest() == Request.STOP and (found.reason, found.exit_code) == (reason, UNFINISHED)
+        assert (tmp_path / name).exists() is stays

@@ -292,6 +292,21 @@ def test_without_a_supervisor_there_are_none(finished: Finished, tmp_path: Path)
     assert answer.status == 0 and "or torchrun, and this run has neither." in answer.out
 
 
+def test_a_run_without_copies_has_no_folder_in_memory(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor one whose machine refuses it, which is said."""
+    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path)
+    before = set(tmp_path.iterdir())
+    with folder_for(load(config)) as folder:
+        assert folder is None and set(tmp_path.iterdir()) == before
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path / "nowhere")
+    with folder_for(load(config, ["checkpoint.memory_every=1"])) as folder:
+        assert folder is None
+    assert f"{tmp_path / 'nowhere'} refuses (No such file or directory)" in capsys.readouterr().err
+
+
 def test_memory_is_given_back(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_folder, "MEMORY", tmp_path)
     with folder_for(load(config, ["checkpoint.memory_every=1"])) as folder:

@@ -25,6 +25,7 @@ from colonnade.train.memory_machines import (
     Whole,
     bytes_of_machines,
     holders,
+    machines_of,
     newest_whole,
     to_neighbours,
     to_those_that_lack,
@@ -130,6 +131,48 @@ def test_what_a_machine_needs_is_sent_by_one_that_has_it(
     assert all(at[each.source] in whole.on[each.name] and each.size == wanted[each.name] for each in sent)
     see = holders(whole, sent, machines)
     assert all(set(machines[k]) <= set(see[name]) for k, mine in enumerate(needed) for name in mine)
+
+
+def test_ranks_of_a_machine_share_what_is_sent() -> None:
+    """Senders and receivers take turns, and of several machines that have a file the one that has sent the least."""
+    names = [f"__{number}_0.distcp" for number in range(4)]
+    wanted, machines = dict.fromkeys(names, 8), ((0, 1), (2, 3), (4, 5))
+    whole = Whole(1, "d", wanted, {name: [0] for name in names}, [0])
+    sent = to_those_that_lack(whole, [set(), set(names), set()], machines)
+    assert sorted((each.source, each.target) for each in sent) == [(0, 2), (0, 2), (1, 3), (1, 3)]
+    whole = whole._replace(on={name: [0, 1] for name in names})
+    sent = to_those_that_lack(whole, [set(), set(), set(names)], machines)
+    assert sorted(each.source for each in sent) == [0, 1, 2, 3]
+    written = to_neighbours({**wanted, "__2_0.distcp": 9}, ((0, 1), (2, 3)))
+    assert sorted((each.source, each.target, each.size) for each in written) == [
+        (0, 2, 8),
+        (1, 3, 8),
+        (2, 0, 9),
+        (3, 1, 8),
+    ]
+
+
+def test_small_files_go_to_every_machine_that_lacks_them() -> None:
+    """Whoever needs them: each rank reads them."""
+    whole = Whole(1, "d", SIZES, {name: [0] for name in SIZES}, [0])
+    sent = to_those_that_lack(whole, [set(), {"__0_0.distcp"}, set()], MACHINES)
+    assert {(each.target, each.name) for each in sent} == {
+        (2, "__0_0.distcp"),
+        *((rank, n) for rank in (2, 3) for n in SMALL),
+    }
+
+
+def test_who_sees_the_same_folder_is_on_one_machine(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+
+    def found(rank: int, num_ranks: int) -> list[list[list[int]]]:
+        world = build_mesh(Layout(dp=num_ranks), rank).world
+        return [
+            [list(ranks) for ranks in machines_of(tmp_path / names[rank], world)] for names in ("aaa", "aba", "abb")
+        ]
+
+    assert run_on_ranks(found, 3) == [[[[0, 1, 2]], [[0, 2], [1]], [[0], [1, 2]]]] * 3
 
 
 def test_of_two_machines_either_has_a_whole_copy(config: Path, tmp_path: Path) -> None:

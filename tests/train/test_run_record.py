@@ -1,11 +1,16 @@
 """A record that is damaged is said to be, whatever its bytes are now."""
 
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 from colonnade.errors import DamagedError
+from colonnade.train import reference, trackers
+from colonnade.train.monitor import EVENTS, HEARTBEAT, METRICS, THERMOMETERS, UNDONE
+from colonnade.train.run_folder import CHANGES, COPIES, DECIDED, ROLLBACKS
 from colonnade.train.run_record import FILES, pack, unpack
+from tests.runs import snapshot
 
 
 @pytest.fixture
@@ -41,3 +46,22 @@ def test_a_record_that_is_cut_short(record: bytes, tmp_path: Path, kept: float) 
     (tmp_path / "cut").write_bytes(record[: int(kept * len(record)) if kept < 1 else int(kept)])
     with pytest.raises(DamagedError, match="is damaged"):
         unpack(tmp_path / "cut", tmp_path / "out")
+
+
+def test_a_run_has_all_that_it_told_on_another_machine(tmp_path: Path) -> None:
+    """What it was, what was asked of it, and its names in other programs; not what is of one machine."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    told = [METRICS, EVENTS, THERMOMETERS, UNDONE, ROLLBACKS, CHANGES, DECIDED, reference.FILE, "config.toml"]
+    told += [f"{trackers.KNOWN}/{program}" for program in ("wandb", "mlflow")]
+    for name in (*told, HEARTBEAT, "lock", COPIES):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(f"{name} of this run")
+    pack(run, tmp_path / "record")
+    with ZipFile(tmp_path / "record", "a") as archive:
+        archive.writestr("../elsewhere", "a stranger's")
+        archive.writestr("stop", "a stranger's")
+    assert sorted(unpack(tmp_path / "record", other)) == sorted(told)
+    assert {name: each for name, each in snapshot(other).items() if each is not None} == {
+        name: f"{name} of this run".encode() for name in told
+    }
+    assert not (tmp_path / "elsewhere").exists()

@@ -64,6 +64,25 @@ def test_points_have_tables_of_their_own(tmp_path: Path) -> None:
     assert [point.content["model"]["rotary"] for point in found.points] == expected
 
 
+def test_points_are_uploaded_each_to_a_folder_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    stored = '[checkpoint]\nupload_to = "s3://bucket/runs?endpoint=host"\nkeep = 3\n[sweep]\ntrain.seed = [1, 2]\n'
+    path.write_text(BASE.format(folder=tmp_path / "runs") + stored)
+    found = read_sweep(path, [])
+    assert found is not None
+    assert [point.content["checkpoint"] for point in found.points] == [
+        {"upload_to": f"s3://bucket/runs/seed-{seed}?endpoint=host", "keep": 3} for seed in (1, 2)
+    ]
+
+
+def test_a_sweep_without_a_folder_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    for run in ("", "[run]\ntensorboard = true\n", "[run]\nfolder = ''\n"):
+        path.write_text(f"{run}[sweep]\ntrain.seed = [1, 2]\n")
+        with pytest.raises(ConfigError, match=r"run\.folder names where its runs are\. Set both"):
+            read_sweep(path, [])
+
+
 def test_an_empty_text_stands_for_no_value(tmp_path: Path) -> None:
     """Also where the file has a value; of a key that a configuration must have it stays what it is."""
     path = tmp_path / "config.toml"

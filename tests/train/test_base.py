@@ -1,0 +1,48 @@
+"""The base of adapters: what is told of one that is another, is gone, or is named where none is needed."""
+
+from pathlib import Path
+
+import pytest
+
+from colonnade.errors import CheckpointError
+from colonnade.train.base import BaseMetadata, base_path, check_base, check_given_base
+
+OLD, NEW = "0123456789ab" + "0" * 52, "ba9876543210" + "0" * 52
+WANTED = BaseMetadata(path="/bases/gpt", files={"config.json": OLD, "a.safetensors": OLD}, weights=())
+
+
+def test_the_same_files_wherever_they_lie_are_the_base() -> None:
+    check_base(Path("adapters"), WANTED, Path("elsewhere"), dict(reversed(WANTED.files.items())))
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        ({"a.safetensors": NEW}, "a.safetensors: 0123456789ab… when the adapters were trained, ba9876543210… now"),
+        ({"b.safetensors": NEW}, "b.safetensors: not there when the adapters were trained, ba9876543210… now"),
+        ({"a.safetensors": None}, "a.safetensors: 0123456789ab… when the adapters were trained, not there now"),
+    ],
+    ids=["changed", "more", "gone"],
+)
+def test_another_base_is_told_file_by_file_as_it_was_and_as_it_is(found: dict[str, str | None], line: str) -> None:
+    there = {name: each for name, each in {**WANTED.files, **found}.items() if each is not None}
+    with pytest.raises(CheckpointError) as told:
+        check_base(Path("adapters"), WANTED, Path("elsewhere"), there)
+    first, *lines, last = str(told.value).splitlines()
+    assert first.startswith("adapters has adapters of another base than 'elsewhere'") and lines == [f"  {line}"]
+    assert "trained beside '/bases/gpt': put that back, or name where it lies now" in last
+
+
+def test_a_base_is_named_only_for_what_needs_one(tmp_path: Path) -> None:
+    for wanted, given in ((WANTED, tmp_path), (WANTED, None), (None, None)):
+        check_given_base(Path("run"), wanted, given)
+    with pytest.raises(CheckpointError, match=rf"^--base {tmp_path}: run has all of its weights"):
+        check_given_base(Path("run"), None, tmp_path)
+
+
+def test_a_base_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "gpt.gguf").touch()
+    with pytest.raises(
+        CheckpointError, match=r"their base '.*gpt\.gguf' is not there\. Name where it lies with --base"
+    ):
+        base_path(Path("adapters"), WANTED, tmp_path / "gpt.gguf")

@@ -1,0 +1,77 @@
+"""Lines of JSON: which are whole, which step they tell of, and what a disk may get over."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.errors import ConfigError
+from colonnade.train import lines
+from colonnade.train.lines import Lines, object_in, step_in
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        (b'{"step": 7, "loss": 1.0}', 7),
+        (b'{"step": 9007199254740991}', 2**53 - 1),
+        (b'{"step": 9007199254740992}', 0),
+        (b'{"step": 0}', 0),
+        (b'{"step": -1}', 0),
+        (b'{"step": true}', 0),
+        (b'{"step": 7.0}', 0),
+        (b'{"loss": 1.0}', 0),
+        (b"[7]", 0),
+        (b'{"step": 7', 0),
+        (b"\xff", 0),
+        (b"[" * 100_000, 0),
+    ],
+    ids=range(12),
+)
+def test_the_step_of_a_line_is_a_number_of_a_step_or_none(line: bytes, step: int) -> None:
+    """Whoever has written it: a line that tells of none is passed over, and no error."""
+    assert step_in(object_in(line)) == step
+
+
+@pytest.mark.parametrize(
+    ("number", "waits"),
+    [
+        (errno.ENOSPC, True),
+        (errno.EDQUOT, True),
+        (errno.EFBIG, True),
+        (errno.EIO, True),
+        (errno.EROFS, True),
+        (errno.ESTALE, True),
+        (errno.ETIMEDOUT, True),
+        (errno.ENOTCONN, True),
+        (errno.EACCES, False),
+        (errno.EISDIR, False),
+    ],
+    ids=lambda each: errno.errorcode.get(each, str(each)),
+)
+def test_what_a_disk_may_get_over_is_waited_for_and_nothing_else(
+    number: int, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Path, *args: Any, **more: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    patient, names = Lines(patient=True), ["metrics.jsonl", "events.jsonl", "metrics.jsonl"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", fails)
+        if not waits:
+            with pytest.raises(ConfigError, match=rf"metrics\.jsonl cannot be written: {os.strerror(number)}"):
+                patient.write(tmp_path / names[0], {"number": 0})
+            return
+        told = [patient.write(tmp_path / name, {"number": number}) for number, name in enumerate(names)]
+    assert [bool(each) for each in told] == [True, False, False]
+    order = list[int]()
+    append = lines.append
+    monkeypatch.setattr(
+        lines, "append", lambda path, line, **how: (order.append(line["number"]), append(path, line, **how))
+    )
+    patient.check()
+    assert order == [0, 1, 2], "in the order in which they came, over all files"
+    assert [json.loads(line)["number"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [0, 2]

@@ -1,0 +1,41 @@
+"""What this machine is said to be and to have."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from colonnade.train import machine
+from colonnade.train.machine import cpu_cores, device_name, free_memory, processor
+
+CPU = torch.device("cpu")
+INTEL = [
+    "vendor_id\t: GenuineIntel",
+    "model\t\t: 143",
+    "model name\t: Intel(R)  Xeon(R) 8481C  @ 2.7",
+    "flags\t: fpu avx2",
+]
+ARM = ["processor\t: 0", "Features\t: fp asimd"]
+
+
+def test_a_processor_is_told_by_its_name_and_its_vector_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_lines", lambda path: INTEL)
+    assert device_name(CPU) == "Intel(R) Xeon(R) 8481C @ 2.7" and processor() == "Intel(R) Xeon(R) 8481C @ 2.7; avx2"
+    monkeypatch.setattr(machine, "_lines", lambda path: ARM)
+    monkeypatch.setattr(machine.platform, "processor", lambda: "")
+    monkeypatch.setattr(machine.platform, "machine", lambda: "aarch64")
+    assert device_name(CPU) == "" and processor() == "aarch64; asimd"
+
+
+def test_cores_are_those_of_the_machine_and_threads_those_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.launch, "num_cores", lambda: 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert cpu_cores() == "8 cores, 1 thread for each rank"
+
+
+def test_free_memory_is_told_in_bytes_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = ["MemTotal:       16000 kB", "MemFree:         1000 kB", "MemAvailable:    9000 kB", ""]
+    monkeypatch.setattr(machine, "_lines", lambda path: told if path == Path("/proc/meminfo") else [])
+    assert free_memory(CPU) == (9000 * 1024, 16000 * 1024)
+    monkeypatch.setattr(machine, "_lines", lambda path: [])
+    assert free_memory(CPU) is None

@@ -1,0 +1,76 @@
+"""What was published with weights, as a checkpoint keeps it: which tokens end a text."""
+
+import hashlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from colonnade.checkpoint.manifest import Manifest, SavedFile
+from colonnade.errors import CheckpointError
+from colonnade.train.metadata import PublishedMetadata
+from colonnade.train.published import ends_of, object_of, published_at
+
+NAMED, OWN = 4, 7
+
+
+def checkpoint(folder: Path, files: dict[str, Any] | None = None, **metadata: Any) -> Manifest:
+    """With 10 tokens, and these files of JSON."""
+    saved = {}
+    for name, content in (files or {}).items():
+        text = json.dumps(content).encode()
+        (folder / name).write_bytes(text)
+        saved[name] = SavedFile(len(text), hashlib.sha256(text).hexdigest())
+    return Manifest(3, {"step": 3, "samples": 9, "model": {"vocab_size": 10}, **metadata}, {}, saved)
+
+
+def tokenizer(own: int | None = OWN) -> Any:
+    """Which has a token that ends documents, and one that is called <end>."""
+    return SimpleNamespace(end_of_document=own, id_of={"<end>": NAMED}.get)
+
+
+NAMES = {"tokenizer_config.json": {"eos_token": "<end>"}}
+
+
+def test_a_run_ends_texts_as_its_weights_did_and_as_its_documents_do(tmp_path: Path) -> None:
+    """Weights that were converted know no documents of a run."""
+    run = checkpoint(tmp_path, published={"ends": [5]})
+    assert ends_of(tmp_path, run, tokenizer()) == {5, OWN} and ends_of(tmp_path, run, tokenizer(None)) == {5}
+    assert ends_of(tmp_path, checkpoint(tmp_path, converted_from={"eos_token_id": 5}), tokenizer()) == {5}
+
+
+def test_the_name_of_an_end_counts_where_nothing_else_tells_one(tmp_path: Path) -> None:
+    plain = checkpoint(tmp_path, NAMES)
+    assert ends_of(tmp_path, plain, tokenizer()) == frozenset(), "documents have an end of their own"
+    assert ends_of(tmp_path, plain, tokenizer(None)) == {NAMED}
+    assert ends_of(tmp_path, checkpoint(tmp_path), tokenizer(None)) == frozenset()
+    assert ends_of(tmp_path, checkpoint(tmp_path, NAMES, converted_from={"eos_token_id": 5}), tokenizer()) == {5}
+    assert ends_of(tmp_path, checkpoint(tmp_path, NAMES, converted_from={}), tokenizer()) == {NAMED}
+    assert published_at(tmp_path, checkpoint(tmp_path, NAMES, converted_from={}), None, 10) is None
+
+
+def test_the_first_token_is_one_and_the_one_behind_the_last_is_none(tmp_path: Path) -> None:
+    ids = {"bos_token_id": 0, "eos_token_id": [0, 9, 10], "pad_token_id": 10}
+    found = published_at(tmp_path, checkpoint(tmp_path, converted_from=ids), tokenizer(), 10)
+    assert found == PublishedMetadata(begin=0, ends=(0, 9))
+    kept = checkpoint(tmp_path, published={"begin": 9, "ends": [9, 10], "pad": 10})
+    assert published_at(tmp_path, kept, tokenizer(), 10) == PublishedMetadata(begin=9, ends=(9,))
+
+
+def test_how_text_is_sampled_is_kept_in_full(tmp_path: Path) -> None:
+    """Beams and lengths too; what is no number is not."""
+    said = {"num_beams": 4, "repetition_penalty": 1.25, "max_new_tokens": 20, "do_sample": False, "top_k": None}
+    manifest = checkpoint(tmp_path, {"generation_config.json": {**said, "cache": 1}}, converted_from={})
+    found = published_at(tmp_path, manifest, tokenizer(), 10)
+    assert found is not None and found.sampling == {key: each for key, each in said.items() if key != "top_k"}
+
+
+def test_a_file_of_it_that_is_damaged_is_told_and_one_of_another_kind_is_empty(tmp_path: Path) -> None:
+    manifest = checkpoint(tmp_path, {"list.json": [1], "object.json": {"a": 1}})
+    assert object_of(tmp_path, manifest, "list.json") == object_of(tmp_path, manifest, "nowhere.json") == {}
+    assert object_of(tmp_path, manifest, "object.json") == {"a": 1}
+    (tmp_path / "object.json").write_text('{"a": 2}')
+    with pytest.raises(CheckpointError, match=r"object\.json is damaged: its bytes are not those that were written"):
+        object_of(tmp_path, manifest, "object.json")

@@ -1,0 +1,47 @@
+"""Which questions a run answers at its evaluations, and what is no file of them."""
+
+import hashlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from colonnade.data.question_windows import Windows
+from colonnade.errors import ConfigError
+from colonnade.train.questions import open_questions
+
+TOKENIZER: Any = SimpleNamespace()
+
+
+def config_of(path: Path | None) -> Any:
+    return SimpleNamespace(
+        data=SimpleNamespace(questions=None if path is None else str(path)), model=SimpleNamespace(seq_length=48)
+    )
+
+
+def write(path: Path, version: str) -> Path:
+    answers = [{"text": "Paris", "answer_start": 0}]
+    asked = {"id": "q0", "question": "Which city?", "answers": answers}
+    content = {"version": version, "data": [{"title": "x", "paragraphs": [{"context": "Paris.", "qas": [asked]}]}]}
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(("version", "may_be_none"), [("1.1", False), ("v2.0", True)])
+def test_only_a_file_of_2_has_questions_without_an_answer(version: str, may_be_none: bool, tmp_path: Path) -> None:
+    path, windows = write(tmp_path / "dev.json", version), Windows()
+    found = open_questions(config_of(path), TOKENIZER, windows)
+    assert found is not None and found.may_be_none is may_be_none
+    assert [each.name for each in found.questions] == ["q0"] and found.windows is windows and found.length == 48
+    assert found.content == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert open_questions(config_of(None), TOKENIZER, windows) is None
+
+
+def test_what_is_no_file_of_questions_is_told_with_its_key(tmp_path: Path) -> None:
+    (tmp_path / "folder.json").mkdir()
+    write(tmp_path / "dev.jsonl", "1.1")
+    for name, said in (("folder.json", "is no file. Name"), ("dev.jsonl", "does not end in .json. Name")):
+        with pytest.raises(ConfigError, match=rf"^data\.questions = '{tmp_path / name}' {said} a file of SQuAD"):
+            open_questions(config_of(tmp_path / name), TOKENIZER, Windows())

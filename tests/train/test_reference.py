@@ -1,0 +1,66 @@
+"""The file with what the reference of preferences thinks: read only where it is of the run's own pairs."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from colonnade.errors import DataError
+from colonnade.train.reference import attach_stored, path_of, read
+
+KNOWN = {"data": {"data.train": "a"}, "seq_length": 16, "model": {"kind": "gpt"}, "precision": "fp32"}
+PARTS: Any = {"train.0": range(3), "validation.0": range(2)}
+FOUND = {"train.0": np.arange(6.0).reshape(3, 2), "validation.0": np.ones((2, 2))}
+
+
+def write(path: Path, about: dict[str, Any], found: dict[str, Any]) -> Path:
+    np.savez(path, of=np.array(json.dumps(about)), **found)  # type: ignore[arg-type]
+    return path
+
+
+@pytest.mark.parametrize("lacks", ["", "model", "precision"])
+def test_a_file_of_before_says_less_and_is_read(lacks: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "reference.npz", {key: each for key, each in KNOWN.items() if key != lacks}, FOUND)
+    found = read(path, KNOWN, PARTS)
+    assert {name: each.tolist() for name, each in found.items()} == {name: x.tolist() for name, x in FOUND.items()}
+
+
+@pytest.mark.parametrize("what", list(KNOWN))
+def test_a_file_of_another_run_is_told_by_what_differs(what: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "reference.npz", {**KNOWN, what: "other"}, FOUND)
+    with pytest.raises(DataError) as told:
+        read(path, KNOWN, PARTS)
+    first, theirs, own, _ = str(told.value).splitlines()
+    assert first == f"{path} has log-probabilities of other {what} than the run's:"
+    assert (theirs, own) == ('  "other"', f"  {json.dumps(KNOWN[what])} (the run's)")
+
+
+@pytest.mark.parametrize(("name", "rows"), [("validation.0", None), ("train.0", 2), ("train.0", 4)])
+def test_every_pair_has_to_be_there(name: str, rows: int | None, tmp_path: Path) -> None:
+    found = {each: x for each, x in FOUND.items() if each != name} | (
+        {} if rows is None else {name: np.ones((rows, 2))}
+    )
+    path = write(tmp_path / "reference.npz", KNOWN, found)
+    with pytest.raises(DataError, match=f"no log-probabilities of all {len(PARTS[name])} pairs of {name}"):
+        read(path, KNOWN, PARTS)
+
+
+def test_a_file_that_is_named_takes_the_place_of_the_runs_own(tmp_path: Path) -> None:
+    def config(reference: str | None, head: str = "preferences") -> Any:
+        return SimpleNamespace(
+            model=SimpleNamespace(head=head),
+            preferences=SimpleNamespace(reference=reference),
+            run=SimpleNamespace(folder=str(tmp_path / "run")),
+        )
+
+    assert path_of(config(None)) == tmp_path / "run" / "reference.npz" and path_of(config("mine.npz")) == Path(
+        "mine.npz"
+    )
+    dataset = SimpleNamespace(train=SimpleNamespace(parts=[range(3)]), validation=None, test=None)
+    corpus: Any = SimpleNamespace(datasets=dataset, identities={})
+    with pytest.raises(DataError, match=f"^{tmp_path / 'gone.npz'} is not there: "):
+        attach_stored(config(str(tmp_path / "gone.npz")), corpus)
+    attach_stored(config(None, head="pretraining"), corpus)
