@@ -87,6 +87,13 @@ def test_lines_without_a_token_at_the_end_of_a_vocabulary_count_for_none(tmp_pat
     assert Tokenizer.load(path).names == VOCAB
 
 
+def test_words_of_more_than_a_hundred_characters_are_unknown(tmp_path: Path) -> None:
+    """As BERT's own tokenizer has it."""
+    tokenizer = Tokenizer.load(write_vocab(tmp_path, [*VOCAB, "a", "##a"]))
+    first, within = len(VOCAB), len(VOCAB) + 1
+    assert tokenizer.encode("a" * 100) == [first] + [within] * 99 and tokenizer.encode("a" * 101) == [1]
+
+
 def test_a_cased_vocabulary_keeps_case(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write_vocab(tmp_path, [*VOCAB, "Dog"]))
     assert tokenizer.encode("dog Dog The") == [9, 13, 1]
