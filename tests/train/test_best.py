@@ -12,7 +12,15 @@ import pytest
 from colonnade.config.saving import CheckpointConfig
 from colonnade.errors import CheckpointError
 from colonnade.mesh.mesh import Mesh
-from colonnade.train.best import Best, best_checkpoint, best_of, evaluations_since_best, spared
+from colonnade.train.best import (
+    Best,
+    best_checkpoint,
+    best_of,
+    evaluations,
+    evaluations_since_best,
+    none_better,
+    spared,
+)
 from tests.commands import forked, here
 from tests.runs import Finished, events, metrics, saved_steps
 from tests.slow import first_fast
@@ -216,6 +224,18 @@ def test_models_beside_it_are_the_best_of_their_runs(run: Path, monkeypatch: pyt
     for options, other in ((["--best"], run / "checkpoints" / "step_00000004"), ([], run)):
         answer = here("predict", run, "rows.tsv", "--with", run, *options)
         assert answer.err.endswith(f"colonnade: ['{other}'] are beside it\n"), answer
+
+
+def test_the_best_of_a_run_is_that_of_its_folder_of_checkpoints(run: Path) -> None:
+    found = (run / "checkpoints" / "step_00000004", Best(4, 0.5))
+    assert best_checkpoint(run) == best_checkpoint(run / "checkpoints") == found
+
+
+def test_what_evaluations_found_is_told_without_what_the_steps_had(tmp_path: Path) -> None:
+    line = {"step": 2, "loss": 9.0, "seconds": 0.5, "validation_loss": 1.5, "validation_accuracy": 0.25}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + '\n{"step": 3, "loss": 8.0}\n')
+    assert evaluations(tmp_path) == {2: {"validation_loss": 1.5, "validation_accuracy": 0.25}}
+    assert none_better(2, 2) == "the last 2 evaluations found no lower loss (train.patience = 2)"
 
 
 def test_where_there_is_no_best(run: Path) -> None:

@@ -13,15 +13,17 @@ import torch
 from torch import nn
 
 from colonnade.config.load import load
-from colonnade.errors import DataError
+from colonnade.errors import ConfigError, DataError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.model.bert_labels import LabelInputs
 from colonnade.model.inputs import Inputs
 from colonnade.serving.trained import open_trained
 from colonnade.train import taught as train_taught
 from colonnade.train import teacher as train_teacher
 from colonnade.train.corpus import open_corpus
 from colonnade.train.taught import Block, Stored, _missing
+from colonnade.train.teacher import check_teacher, with_soft_labels, with_soft_targets
 from tests import tiny
 from tests.commands import forked
 from tests.distributed import run_on_ranks
@@ -417,3 +419,45 @@ def test_behind_what_a_teacher_has_said_is_a_clear_message(tmp_path: Path) -> No
     assert stored._row(3).tolist() == [0, 0] and stored._row(7).tolist() == [1, 1]
     with pytest.raises(DataError, match=r"the run's first 8 samples, and sample 9 is next"):
         stored._row(8)
+
+
+def test_labels_and_teacher_share_the_loss() -> None:
+    """Gradients of softened answers are smaller by the square of the temperature, which is made up for."""
+    weights, logits = torch.tensor([[0.5, 0.25]]), torch.ones(2, 3)
+    found = with_soft_targets(Inputs(loss_weights=weights), 0.75, 3.0, hidden=None)
+    assert found.loss_weights is not None and found.soft is not None
+    torch.testing.assert_close(found.loss_weights, weights * 0.25)
+    torch.testing.assert_close(found.soft.weights, weights * 0.75 * 9.0)
+    labelled = with_soft_labels(LabelInputs(target_weights=weights), 0.75, 3.0, logits)
+    assert isinstance(labelled, LabelInputs) and labelled.soft_labels is not None
+    assert labelled.target_weights is not None and labelled.soft_labels.logits is logits
+    torch.testing.assert_close(labelled.target_weights, weights * 0.25)
+    torch.testing.assert_close(labelled.soft_labels.weights, weights * 0.75 * 9.0)
+    assert found.soft.temperature == labelled.soft_labels.temperature == 3.0
+
+
+def test_who_may_teach_is_told_by_what_it_is(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Before its weights are read: tokens, lengths and kind, each to the last that is allowed."""
+
+    def said(tokens: int = 275, *more: str, same: bool = True, **model: object) -> str:
+        config = tiny.config(corpus, tmp_path, f"distillation.teacher={tmp_path}", *more)
+        teacher = config.model.model_copy(update={"seq_length": 16, **model})
+        origin: Any = SimpleNamespace(
+            path=Path("it"), labels=(), model={"vocab_size": tokens}, tokenizer=object(), tokenizer_at=Path("there")
+        )
+        own = SimpleNamespace(is_of=lambda theirs: same)
+        run: Any = SimpleNamespace(labels=(), vocab_size=275, tokenizer=own)
+        try:
+            check_teacher(origin, teacher, config, run)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    assert said() == said(275, "distillation.top_k=275") == said(275, "model.seq_length=15") == ""
+    assert "top_k = 276 is more than the vocabulary's 275 tokens" in said(275, "distillation.top_k=276")
+    assert "has 16 positions, and the student's samples are 17 tokens" in said(275, "model.seq_length=17")
+    assert said(275, "model.seq_length=17", position="rotary") == "", "any position"
+    assert "tells 300 tokens apart, and the run's vocabulary has 275" in said(300)
+    assert "another tokenizer than data.tokenizer" in (told := said(same=False)) and "there/tokenizer.json" in told
+    assert 'is a bert with head "pretraining", and the student a gpt' in said(kind="bert")
+    assert 'is a gpt with head "preferences", and the student a gpt with head "pretraining"' in said(head="preferences")

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from colonnade.serving.trained import Trained, open_trained
 from colonnade.tasks.labels import LabelBatch, Labels
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.corpus import open_corpus
-from colonnade.train.hidden_states import Matching, Pair
+from colonnade.train.hidden_states import Listening, Matching, Pair, matching_of
 from colonnade.train.init_from import origin_at
 from colonnade.train.teacher import _check_labels, check_teacher, teacher_model
 from tests.commands import forked, here
@@ -304,3 +304,32 @@ def test_the_loss_of_hidden_states_is_one_number_on_all_ranks_of_tp(sequence_par
 
     expected = float((((x - t) ** 2).mean(-1) * weights).sum())
     assert run_on_ranks(told, 2) == pytest.approx([expected] * 2, rel=1e-13)
+
+
+def test_layers_are_paired_with_the_stages_that_have_them() -> None:
+    """Chunks of an interleaved student go round the stages."""
+
+    def unit(name: str, layer: int | None = None) -> Any:
+        return SimpleNamespace(name=name, layer=layer)
+
+    def blocks(*layers: int) -> list[Any]:
+        return [unit(f"blocks.{layer}", layer) for layer in layers]
+
+    student = [[unit("embedding"), *blocks(0)], blocks(1), blocks(2), [*blocks(3), unit("head")]]
+    teacher = [[unit("embedding"), *blocks(0, 1)], [*blocks(2, 3), unit("head")]]
+    chosen: Any = SimpleNamespace(student_layers=(1, 2), teacher_layers=(0, 3), hidden_weight=0.25)
+    given: Any = {"student": student, "teacher": teacher, "stages": 2, "width": 24, "dtype": torch.float32}
+    found = matching_of(chosen, **given)
+    assert found is not None and (found.weight, found.width, found.dtype) == (0.25, 24, torch.float32)
+    assert found.pairs == (Pair("blocks.1", "blocks.0", 1, 0), Pair("blocks.2", "blocks.3", 0, 1))
+    chosen.student_layers = ()
+    assert matching_of(chosen, **given) is None
+
+
+def test_a_teacher_is_listened_to_at_some_units_once_a_micro_batch() -> None:
+    model: Any = SimpleNamespace(run=lambda unit, carry, inputs: carry + 1, residual=lambda carry: carry * 10)
+    listening, inputs = Listening(model, frozenset({"blocks.1"})), cast(Any, None)
+    carry: Any = 0
+    for unit in ("blocks.0", "blocks.1", "blocks.2"):
+        carry = listening.run(unit, carry, inputs)
+    assert carry == 3 and [listening.taken(), listening.taken()] == [{"blocks.1": 20}, {}]

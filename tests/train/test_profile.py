@@ -17,7 +17,7 @@ from colonnade.errors import ConfigError
 from colonnade.mesh.clock import Clock, Span, own_seconds
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, paper_mesh
-from colonnade.train.profile import Profile, memory_in_use
+from colonnade.train.profile import Profile, TimedOwner, TimedRunner, memory_in_use
 from colonnade.train.profile_report import merged, table
 from colonnade.train.profiled_steps import steps_of
 from tests import tiny
@@ -300,6 +300,85 @@ def test_a_profile_is_written_behind_its_last_step_or_where_the_run_ends(
     profile.finish(behind, ends=ends)
     profile.finish(behind, ends=ends)
     assert len(merged) == writes == len(list(tmp_path.rglob("rank_00000.json"))), "once"
+
+
+class Owner:
+    """Of units; tells how many spans were open when it was called."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self.calls = clock, list[tuple[str, str, int]]()
+
+    def __getattr__(self, name: str) -> Any:
+        def called(unit: str, **more: object) -> None:
+            self.calls.append((name, unit, len(self._clock._open)))
+
+        return called
+
+
+def test_a_unit_is_at_work_between_what_its_owner_does_for_it() -> None:
+    """Weights that are gathered before, and gradients that are sent behind it, are not its own."""
+    clock = Clock()
+    owner = Owner(clock)
+    timed = TimedOwner(cast(Any, owner), clock)
+    with clock.within("step", "1"):
+        timed.acquire("blocks.0", gradients=False)
+        timed.release("blocks.0")
+        timed.open("blocks.0")
+        timed.gradients_ready("blocks.0", last=False)
+        timed.gradients_ready("blocks.1", last=True)
+    assert [(span.kind, span.name) for span in clock.spans] == [("step", "1"), *[("unit", "blocks.0")] * 2]
+    assert [(name, spans) for name, _, spans in owner.calls] == [
+        ("acquire", 1), ("release", 1), ("open", 1), ("gradients_ready", 1), ("gradients_ready", 1)
+    ]  # fmt: skip
+    assert owner.calls[-1][1] == "blocks.1"
+
+
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Profile, Mesh, Any, Told]:
+    """A profile of steps 3 and 4, its mesh, a state behind step 2, and what is told."""
+    run: Any = SimpleNamespace(run=SimpleNamespace(folder=str(tmp_path)))
+    mesh, told = Mesh(), Told()
+    state = SimpleNamespace(step=2, runner=SimpleNamespace(chunks=[SimpleNamespace(owner="owner")]))
+    monkeypatch.setattr(TimedRunner, "of", lambda runner, clock, memory: "timed")
+    return Profile(range(3, 5), 2, run, mesh, torch.device("cpu"), cast(Any, told)), mesh, state, told
+
+
+def test_a_run_is_timed_in_the_steps_that_were_asked_for_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile, mesh, state, _ = watched(tmp_path, monkeypatch)
+    runner, timed = state.runner, []
+    for state.step in range(1, 6):
+        with profile.step(state):
+            timed.append((state.step + 1, state.runner == "timed", mesh.ledger.clock is not None))
+        assert state.runner is runner and mesh.ledger.clock is None and runner.chunks[0].owner == "owner"
+    assert [number for number, *is_timed in timed if all(is_timed)] == profile._done == [3, 4]
+    assert [any(is_timed) for _, *is_timed in timed] == [False, True, True, False, False]
+    assert [span.name for span in profile._clock.spans] == ["3", "4"]
+
+
+def test_a_step_that_failed_is_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made again behind a rollback, and counts once."""
+    profile, mesh, state, _ = watched(tmp_path, monkeypatch)
+    runner = state.runner
+    with pytest.raises(RuntimeError, match="lost"), profile.step(state):
+        raise RuntimeError("lost")
+    assert profile._done == [] == profile._clock.spans
+    assert state.runner is runner and mesh.ledger.clock is None and runner.chunks[0].owner == "owner"
+    with profile.step(state):
+        pass
+    assert profile._done == [3] and len(profile._clock.spans) == 1
+
+
+def test_what_came_of_a_profile_is_an_event_of_its_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile, _, state, told = watched(tmp_path, monkeypatch)
+    for state.step in (2, 3):
+        with profile.step(state):
+            pass
+    monkeypatch.setattr("colonnade.train.profile.table", lambda found: f"rank {found}")
+    monkeypatch.setattr("colonnade.train.profile.merged", lambda ranks: ([each["rank"] for each in ranks], "trace"))
+    profile.finish(4)
+    assert told.events == [("profiled", {"step": 4, "steps": [3, 4]})]
+    assert told.said[0] == "rank [0]" and told.said[1].startswith(f"Profiled 2 steps: {tmp_path / 'trace.json'} for ")
+    assert json.loads((tmp_path / "profile.json").read_text()) == [0]
+    assert json.loads((tmp_path / "trace.json").read_text()) == "trace"
 
 
 def test_wrong_steps_are_told_without_torch(tmp_path: Path) -> None:

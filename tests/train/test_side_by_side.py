@@ -141,6 +141,14 @@ def test_one_whose_log_cannot_be_written_goes_on(tmp_path: Path) -> None:
     assert process.exitcode == 3
 
 
+def test_what_a_run_has_said_last_is_its_last_line_with_words(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_line(log) == ""
+    for content, last in ((b"", ""), (b"\n \n", ""), (b"first\n  second \n\n \n", "second"), (b"a\nb\xff", "b\ufffd")):
+        log.write_bytes(content)
+        assert last_line(log) == last
+
+
 def test_who_was_killed_has_failed_and_who_was_asked_goes_on_later() -> None:
     asked = {status for status in range(256) if is_interrupted(status)}
     assert asked == {99, 129, 130, 143}, "not 137, of a rank for which memory did not suffice, nor 139"

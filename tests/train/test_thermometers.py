@@ -19,7 +19,7 @@ from colonnade.report.heat import heats
 from colonnade.train import loop
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
-from colonnade.train.thermometers import Activations, Reading
+from colonnade.train.thermometers import Activations, Part, Reading
 from tests import tiny
 from tests.commands import here
 from tests.parity.compare import compare
@@ -216,6 +216,23 @@ def test_what_is_not_finite_is_the_largest() -> None:
 
     assert reading(Activations(-7.0, 3.0, 1.0, 0.0, 0.0, 0.0)).summary()["largest_residual_stream"] == 7.0
     assert reading(Activations(-7.0, 3.0, 1.0, 0.0, 0.1, 0.0)).summary()["largest_residual_stream"] == math.inf
+
+
+def test_norms_and_extremes_of_gradients_and_updates_have_their_names() -> None:
+    parts = (("embedding", Part(3.0, 0.5, 0.01)), ("blocks.0", Part(None, None, None)), ("head", Part(2.0, 0.7, 0.03)))
+    found = Reading(3, (), parts)
+    assert found.to_json() == {
+        "step": 3,
+        "activations": {},
+        "gradients": {
+            "embedding": {"norm": 3.0, "maximum": 0.5},
+            "blocks.0": {"norm": None, "maximum": None},
+            "head": {"norm": 2.0, "maximum": 0.7},
+        },
+        "updates": {"embedding": 0.01, "blocks.0": None, "head": 0.03},
+    }
+    assert found.summary() == {"largest_update": 0.03}
+    assert Reading(3, (), parts[1:2]).summary() == {}, "of a step that was skipped"
 
 
 def test_a_summary_has_the_largest_of_all_units() -> None:
