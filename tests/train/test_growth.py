@@ -56,6 +56,52 @@ def test_growth_by_less_and_a_level_that_is_high_are_none() -> None:
     assert first_sign(dict.fromkeys(range(5, 400, 5), 1000.0)) is None
 
 
+def test_as_much_as_is_allowed_is_none_and_more_is_one() -> None:
+    """Also from nothing, and where windows are no whole number of steps."""
+
+    def rising(first: float, then: float) -> dict[int, float]:
+        return {step: first if step < 10 else then for step in range(5, 101, 5)}
+
+    assert first_sign(rising(2.0, 8.0)) is None
+    found = first_sign(rising(2.0, 8.001))
+    assert found is not None and (found.step, found.first) == (90, 10)
+    watch, zero = LossWatch(), Activations(0.0, 0.0, 0.0, 1.0, 0.0, 0.0)
+    for step, value in rising(0.0, 0.5).items():
+        at = Reading(step, ((("blocks.0", "residual_stream"), zero._replace(maximum=value)),), ())
+        found = watch.sees(POLICY, step, 3.0, 1.0, skipped=False, reading=at)
+        assert (found is not None) == (step == 90)
+        assert found is None or "inf times what it was at step 9" in found.reason
+    policy, watch = POLICY.model_copy(update={"growth_steps": 20}), LossWatch()
+    every = [
+        watch.sees(policy, step, 3.0, 1.0, skipped=False, reading=reading(step, 1.0 if step <= 2 else 9.0))
+        for step in range(1, 26)
+    ]
+    (told, *_) = (each for each in every if each is not None)
+    assert (told.step, told.first) == (23, 3), "window 0 of 2.5 steps has steps 1 and 2"
+    assert "9 times what it was at step 2" in told.reason
+
+
+def test_of_several_the_one_that_has_grown_most_is_told() -> None:
+    policy = POLICY.model_copy(update={"growth": 2.0})
+
+    def sign(first: float, second: float) -> str:
+        watch = LossWatch()
+        for step in range(5, 101, 5):
+            large = [first, second] if step >= 10 else [1.0, 1.0]
+            found = [Activations(-each, each, 0.5, 0.0, 0.0, 0.0) for each in large]
+            units = [("blocks.1", "residual_stream"), ("blocks.2", "cross_attention_logits")]
+            told = watch.sees(
+                policy, step, 3.0, 1.0, skipped=False, reading=Reading(step, tuple(zip(units, found, strict=True)), ())
+            )
+            if told is not None:
+                return told.reason
+        return ""
+
+    assert sign(9.0, 3.0).startswith("has blocks.1 residual_stream of at least 9 for 10 steps, 9 times")
+    assert sign(3.0, 9.0).startswith("has blocks.2 cross_attention_logits of at least 9 for 10 steps, 9 times")
+    assert sign(1.0, 3.0).startswith("has blocks.2 cross_attention_logits of at least 3 ")
+
+
 def test_single_readings_move_nothing() -> None:
     """Whatever their size, and if they are not finite: the loss tells of that."""
     steady = dict.fromkeys(range(5, 400, 5), 2.0)

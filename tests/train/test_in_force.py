@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from colonnade.config.load import load
-from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, paper_mesh
 from colonnade.train import in_force, loop
 from colonnade.train.change import Change
 from colonnade.train.change_requests import Decided, read_decided
@@ -19,7 +20,7 @@ from colonnade.train.corpus import open_corpus
 from colonnade.train.divergence import Rollback
 from colonnade.train.in_force import InForce
 from colonnade.train.run_folder import CHANGES
-from colonnade.train.state import learning_rate_of
+from colonnade.train.state import learning_rate_of, optimizer_of
 from tests import tiny
 from tests.commands import forked, here
 from tests.runs import assert_near, assert_same, assert_same_end, events, metrics
@@ -330,6 +331,53 @@ def test_behind_a_return_to_before_a_change_another_configuration_is_in_force(co
     state.step, state.changes = 5, []
     assert following.is_over(state)
     assert following.follow(state)[0].optim.learning_rate == 1e-2 and not following.is_over(state)
+
+
+def test_a_change_is_made_in_its_step_and_told_with_who_asked_for_it(config: Path, tmp_path: Path) -> None:
+    """The optimizer and the progress lines follow it, and the state knows where in the data it was made."""
+    began, told, paces = load(config), Told(), list[dict[str, Any]]()
+    values = {"optim.learning_rate": 3e-3, "optim.weight_decay": 0.3, "train.steps": 9, "train.log_every": 7}
+    changes(tmp_path / "run", {"change": values, "at": 2, "by": "Ada", "reason": "noise"})
+    state: Any = SimpleNamespace(step=1, samples=4, changes=[], rollbacks=[], optimizer=None)
+    monitor = SimpleNamespace(event=told.event, say=told.say, follow=lambda **how: paces.append(how))
+    following = InForce(began, open_corpus(began), Mesh(), monitor)  # type: ignore[arg-type]
+    following.read(1)
+    assert not following.is_over(state) and following.follow(state)[0] == began and state.optimizer is None
+    state.step, state.samples = 2, 8
+    assert following.is_over(state)
+    now, _ = following.follow(state)
+    assert not following.is_over(state) and [each.position for each in state.changes] == [8]
+    assert state.optimizer == optimizer_of(now) != optimizer_of(began)
+    assert paces == [{"steps": 9, "log_every": 7}]
+    (event,) = told.of("changed")
+    assert (event["step"], event["by"], event["reason"]) == (2, "Ada", "noise")
+    assert "optim.weight_decay: 0.1 -> 0.3" in event["changed"] and "train.steps: 6 -> 9" in event["changed"]
+
+
+@pytest.mark.parametrize(("steps", "at", "longer"), [(9, 6, True), (9, 5, False), (7, 6, True), (None, 6, False)])
+def test_a_run_at_its_end_knows_whether_a_change_makes_it_longer(
+    steps: int | None, at: int, longer: bool, config: Path, tmp_path: Path
+) -> None:
+    asked = {"optim.learning_rate": 3e-3} if steps is None else {"train.steps": steps}
+    changes(tmp_path / "run", {"change": asked, "at": at})
+    following = InForce(load(config), None, Mesh(), Told())  # type: ignore[arg-type]
+    following.read(4)
+    state: Any = SimpleNamespace(step=6, changes=[])
+    assert following.prolongs(state) is longer
+
+
+def test_a_file_of_changes_that_took_the_place_of_another_is_news(config: Path, tmp_path: Path) -> None:
+    """Of the same length and of the same moment: editors write a new file. Rank 0 alone looks."""
+    run = changes(tmp_path / "run", {"change": {"optim.learning_rate": 3e-3}})
+    first, second = (InForce(load(config), None, paper_mesh(Layout(dp=2), rank), Told()) for rank in (0, 1))  # type: ignore[arg-type]
+    assert first.has_news() and not second.has_news()
+    first._look(2)
+    assert not first.has_news()
+    before = (run / CHANGES).stat()
+    (run / "edited").write_text((run / CHANGES).read_text().replace("0.003", "0.004"))
+    os.utime(run / "edited", ns=(before.st_atime_ns, before.st_mtime_ns))
+    (run / "edited").replace(run / CHANGES)
+    assert (run / CHANGES).stat().st_size == before.st_size and first.has_news()
 
 
 def test_a_change_leaves_the_learning_rate_as_low_as_a_rollback_has_made_it(config: Path) -> None:
