@@ -265,6 +265,7 @@ def test_two_folders_here_are_the_same_only_if_they_are_one(tmp_path: Path) -> N
     (tmp_path / "link").symlink_to(tmp_path / "a/model")
     assert not is_same(str(tmp_path / "a/model"), tmp_path / "b/model")
     assert is_same(str(tmp_path / "a/model"), tmp_path / "link")
+    assert is_same("org/model", tmp_path / "link") and is_same("org/link", tmp_path / "link"), "by either name"
 
 
 def test_kept_digests_are_held_against_the_base(tmp_path: Path) -> None:

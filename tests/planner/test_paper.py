@@ -88,6 +88,16 @@ def test_planned_and_real_ledgers_are_equal_for_all_of_the_covering_set() -> Non
         check_ledgers(combinations)
 
 
+def test_what_stages_send_goes_from_one_rank_of_all_to_another() -> None:
+    """Not between places in the pipeline: where a rank lies decides about its links."""
+    way = Way(pp=2, tp=2, micro_batch_size=1)
+    first, second = (way.layout.rank_at(pp=stage, dp=0, tp=1) for stage in (0, 1))
+    for rank, peer in ((first, second), (second, first)):
+        sections = on_paper(PLAIN, way, rank).sections
+        moved = [sent for each in sections for sent in each.sent if sent.entry.operation in ("send", "receive")]
+        assert {sent.ranks for sent in moved} == {(rank, peer)}
+
+
 # --- the shortcut -----------------------------------------------------------------------------------------------------
 
 SUMS = ("stack", "cat", "_to_copy")

@@ -1,6 +1,7 @@
 """What a terminal shows beside numbers, and how long it waits."""
 
 import math
+import time
 from io import StringIO
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from colonnade.errors import ConfigError
+from colonnade.report import growing
 from colonnade.report.watch import spark, watch
 from tests.report import written
 
@@ -27,3 +29,27 @@ def test_what_could_not_be_read_is_said(tmp_path: Path) -> None:
 def test_a_wait_without_an_end_is_refused(tmp_path: Path, every: float) -> None:
     with pytest.raises(ConfigError, match="is no time between two looks"):
         watch(written.run(tmp_path / "r", steps=3), every=every)
+
+
+def test_a_run_that_goes_on_is_read_once_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is looked at."""
+    folder, terminal, read, looks = written.run(tmp_path / "r", steps=3), StringIO(), [], []
+    events, metrics = folder / "events.jsonl", folder / "metrics.jsonl"
+    kept = events.read_text().splitlines(keepends=True)
+    events.write_text("".join(line for line in kept if "finished" not in line))
+    object_in = growing.object_in
+
+    def look_again(seconds: float) -> None:
+        looks.append(seconds)
+        with metrics.open("a") as file:
+            file.write(f'{{"step": {3 + len(looks)}, "loss": 1.0, "seconds": 2.0}}\n')
+        if len(looks) == 4:
+            with events.open("a") as file:
+                file.write('{"time": 1.0, "event": "finished", "step": 7, "loss": 1.0}\n')
+
+    monkeypatch.setattr(growing, "object_in", lambda line: read.append(line) or object_in(line))
+    monkeypatch.setattr(time, "sleep", look_again)
+    watch(folder, every=0.5, console=Console(file=terminal, width=100))
+    assert looks == [0.5] * 4 and terminal.getvalue().count("7 of") == 1
+    names = ("events.jsonl", "metrics.jsonl", "thermometers.jsonl")
+    assert len(read) == sum((folder / name).read_bytes().count(b"\n") for name in names)
