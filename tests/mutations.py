@@ -7263,6 +7263,34 @@ MUTATIONS = [
         "(self.rank, peer)",
         ("tests/planner/test_paper.py",),
     ),
+    Mutation(
+        "memory that the system refuses to map is not known as refused",
+        "train/refused_memory.py",
+        '"DefaultCPUAllocator", "Cannot allocate memory")',
+        '"DefaultCPUAllocator")',
+        ("tests/planner/test_memory_limit.py",),
+    ),
+    Mutation(
+        "free memory is that of the group with the smallest limit",
+        "train/machine.py",
+        "    return min([machine, *_control_groups()])\n",
+        "    return min([machine, *_control_groups()], key=lambda each: each[1])\n",
+        ("tests/planner/test_banner.py",),
+    ),
+    Mutation(
+        "what labels a part's files have is not told where it is measured",
+        "serving/own_data.py",
+        "*([note] if note else []), *corpus.other_labels]",
+        "*([note] if note else [])]",
+        ("tests/serving/test_own_data.py",),
+    ),
+    Mutation(
+        "a map to a teacher's width is drawn by the teacher's width",
+        "architecture/matching.py",
+        "std=model.hidden_size**-0.5",
+        "std=size**-0.5",
+        ("tests/model/test_flops.py",),
+    ),
 ]
 
 

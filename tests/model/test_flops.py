@@ -146,5 +146,9 @@ def test_a_map_to_a_teachers_width_is_computed_for_every_token() -> None:
     apart = {mapped.layer for _, mapped in pairs} - {mapped.layer for unit, mapped in pairs if mapped.kind == unit.kind}
     assert apart == {0, 2}, "they are measured as a kind of their own"
     assert more == {None: 0, 0: 24 * 16, 1: 0, 2: 24 * 16}
+    maps = [
+        bucket[-1] for bucket in with_maps(plain, model, taught).buckets.values() if "to_teacher" in bucket[-1].name
+    ]
+    assert [each.std for each in maps] == [0.25] * 2, "what a sum over 16 numbers leaves as large as they are"
     for without in ({"teacher": None}, {"teacher_hidden_size": None}, {"student_layers": ()}):
         assert with_maps(plain, model, taught.model_copy(update=without)) is plain, "nothing to map"

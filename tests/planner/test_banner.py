@@ -361,6 +361,8 @@ def test_a_limit_of_a_control_group_bounds_what_is_free_in_it(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     assert free_memory(CPU) == (2_000_000, 3_000_000)
+    (tmp_path / "sys/fs/cgroup/batch/memory.max").write_text("5500000\n")
+    assert free_memory(CPU) == (1_500_000, 5_500_000), "a larger limit of which others have taken more"
 
 
 def test_free_memory_is_below_what_there_is() -> None:

@@ -27,6 +27,7 @@ def test_errors_that_say_so() -> None:
     for error, size in (
         (torch.OutOfMemoryError(CUDA), int(2.5 * 2**30)),
         (RuntimeError(f"{CPU}400000000 bytes. Error code 12 (Cannot allocate memory)"), 400_000_000),
+        (RuntimeError("unable to mmap 4096 bytes from file <shared>: Cannot allocate memory (12)"), None),
         (MemoryError(), None),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), None),
     ):

@@ -144,7 +144,9 @@ def test_a_part_is_read_as_the_runs_own_evaluations_read_it_unless_asked_otherwi
         asked.append(how)
         return SimpleNamespace(found=found, each={}, of_each=list)
 
-    monkeypatch.setattr(own_data, "_opened", lambda *_: SimpleNamespace(datasets=datasets, other_labels=()))
+    monkeypatch.setattr(
+        own_data, "_opened", lambda *_: SimpleNamespace(datasets=datasets, other_labels=["other labels"])
+    )
     monkeypatch.setattr(own_data, "evaluate_part", evaluate_part)
     for name, said in (("attach_stored", None), ("_not_known", ""), ("about", {"step": 6})):
         monkeypatch.setattr(own_data, name, lambda *_, said=said: said)
@@ -155,4 +157,5 @@ def test_a_part_is_read_as_the_runs_own_evaluations_read_it_unless_asked_otherwi
     told = json.loads(capsys.readouterr().out)
     assert asked == [{"samples": samples or 3, "micro_batch_size": at_once}]
     assert (told["samples"], told["samples_of_part"], told["parameters"]) == (read, 7, {"batch_size": at_once})
-    assert (told["notes"], told["part"], told["step"], told["accuracy"]) == (notes, "validation", 6, 0.25)
+    assert told["notes"] == [*notes, "other labels"], "of its files, as the run tells it at its start"
+    assert (told["part"], told["step"], told["accuracy"]) == ("validation", 6, 0.25)
