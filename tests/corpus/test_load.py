@@ -192,13 +192,14 @@ def test_evaluation_sets_or_titles_alone_are_enough(tmp_path: Path, whole: dict[
 
 def test_a_tokenizer_of_the_run_or_of_its_token_files_is_enough(whole: dict[str, dict[str, object]]) -> None:
     file = whole["read"]["paths"][0]  # type: ignore[index]
-    build({**whole, "tokenize": {"tokenizer": file}})
-    build({**whole, "tokenize": {}, "run": {"tokenizer": file}})
+    of_files = build({**whole, "tokenize": {"tokenizer": file}})
+    assert of_files.tokenize is not None and of_files.tokenize.tokenizer == file
+    assert build({**whole, "tokenize": {}, "run": {"tokenizer": file}}).run.tokenizer == file
 
 
 def test_a_partition_is_asked_of_slurm_alone(whole: dict[str, dict[str, object]]) -> None:
-    build({**whole, "run": {"executor": "ray"}})
-    build({**whole, "run": {"executor": "slurm", "slurm_partition": "cpu"}})
+    assert build({**whole, "run": {"executor": "ray"}}).run.slurm_partition is None
+    assert build({**whole, "run": {"executor": "slurm", "slurm_partition": "cpu"}}).run.slurm_partition == "cpu"
 
 
 def test_the_folder_of_now_is_a_source_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

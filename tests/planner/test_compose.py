@@ -81,7 +81,7 @@ def test_what_stages_send_is_a_micro_batch_of_the_stream() -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "virtual_stages", "live"),
-    [("1f1b", 1, (2, 1)), ("zero_bubble", 1, (2, 2)), ("interleaved", 2, (5, 3))],
+    [("1f1b", 1, (2, 1)), ("zero_bubble", 1, (2, 2)), ("interleaved", 2, (5, 3)), ("gpipe", 1, (8, 8))],
 )
 def test_micro_batches_live_as_long_as_their_schedule_keeps_them(
     schedule: str, virtual_stages: int, live: tuple[int, int]

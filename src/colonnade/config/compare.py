@@ -91,13 +91,15 @@ def moved_files(before: Config, after: Config) -> list[str]:
 
 def _shown(config: Config, key: str) -> str:
     """A value as it is stored and shown."""
-    return as_toml(hidden(value_at(config, key)))
+    return as_toml(_to_show(config, key))
+
+
+def _to_show(config: Config, key: str) -> Any:
+    return hidden(value_at(config, key))
 
 
 def _lines(before: Config, after: Config, keys: Iterable[str]) -> list[str]:
-    told = [
-        (key, hidden(value_at(before, key)), hidden(value_at(after, key))) for key in keys if key not in NOT_COMPARED
-    ]
+    told = [(key, _to_show(before, key), _to_show(after, key)) for key in keys if key not in NOT_COMPARED]
     return [f"{key}: {_beside(one, other)} -> {_beside(other, one)}" for key, one, other in told]
 
 

@@ -18,6 +18,7 @@ from colonnade.pipeline.partition import chunks, cut
 from colonnade.pipeline.schedule import actions
 from colonnade.pipeline.simulate import peak_activations
 from colonnade.planner.cost import Cost
+from colonnade.planner.counting import enough
 from colonnade.planner.memory import buffer_bytes
 from colonnade.planner.unit_times import Costs, unit_costs
 
@@ -187,7 +188,7 @@ class Composer:
         """The most micro-batches and chunks that live at once. Raises LayoutError for what cannot be scheduled."""
         parallel = config.parallel
         count = config.train.num_microbatches(parallel.dp)
-        few = min(count, 3 * parallel.pp) if count % parallel.pp == 0 else count
+        few = enough(parallel, count) if count % parallel.pp == 0 else count
         freed = "W" if parallel.schedule == "zero_bubble" else "B"
 
         def make() -> int:

@@ -20,7 +20,7 @@ class Growing:
         self._begin()
 
     def _begin(self) -> None:
-        self._place, self._last, self._file, self._broken = 0, b"", 0, 0
+        self._place, self._last, self._inode, self._broken = 0, b"", 0, 0
 
     def new(self, notes: list[str], forget: Callable[[], None]) -> Iterator[dict[str, Any]]:
         """The objects behind those that were read before; `forget` is called before a file's first, and where there is
@@ -31,16 +31,18 @@ class Growing:
             with self.path.open("rb") as file:
                 if not self._goes_on(file):
                     self._begin()
-                    self._file = _number_of(file)
+                    self._inode = _inode(file)
                     forget()
                 file.seek(self._place)
                 for line in file:
                     content = object_in(line)
-                    torn = content is None and not line.endswith(b"\n") and bool(line.strip())
-                    if torn:
-                        break  # it may be whole when it is read again
-                    self._place, self._last = self._place + len(line), line
-                    self._broken += content is None and bool(line.strip())
+                    if content is None and line.strip():
+                        torn = not line.endswith(b"\n")
+                        if torn:
+                            break  # it may be whole when it is read again
+                        self._broken += 1
+                    self._place += len(line)
+                    self._last = line
                     if content is not None:
                         yield content
         except FileNotFoundError:
@@ -56,8 +58,8 @@ class Growing:
     def _goes_on(self, file: BinaryIO) -> bool:
         """Whether what was read before is still there."""
         file.seek(self._place - len(self._last))
-        return self._place > 0 and _number_of(file) == self._file and file.read(len(self._last)) == self._last
+        return self._place > 0 and _inode(file) == self._inode and file.read(len(self._last)) == self._last
 
 
-def _number_of(file: BinaryIO) -> int:
+def _inode(file: BinaryIO) -> int:
     return fstat(file.fileno()).st_ino

@@ -170,7 +170,8 @@ class _Columns:
         for name, value in line.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
                 column = self._found.setdefault(name, array("d"))
-                column.extend([math.nan] * (self.lines - len(column)))
+                if len(column) < self.lines:
+                    column.extend([math.nan] * (self.lines - len(column)))
                 column.append(value)
         self.lines += 1
 
