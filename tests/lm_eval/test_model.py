@@ -13,6 +13,7 @@ import torch
 
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ColonnadeError, ConfigError, DataError, LayoutError
+from colonnade.launch import process
 from colonnade.serving.answers import cut_at_first
 from tests.commands import environment
 from tests.serving.published import Pair, make_pair
@@ -338,6 +339,14 @@ def test_a_harness_that_is_not_installed_is_one_message() -> None:
     )
     assert (done.returncode, done.stdout) == (2, "") and "Traceback" not in done.stderr
     assert done.stderr.endswith("Run `pip install 'colonnade[lm-eval]'`.\n") and done.stderr.count("\n") == 1
+
+
+def test_its_command_may_open_as_many_files_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(process, "allow_open_files", lambda: asked.append("files"))
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: asked.append("evaluated"))
+    main()
+    assert asked == ["files", "evaluated"]
 
 
 def test_a_user_s_mistake_is_one_message(

@@ -3,6 +3,7 @@
 import sys
 
 from colonnade.errors import mistake
+from colonnade.launch import process
 from colonnade.serving.ranks import RanksEnded
 
 USER_MISTAKE = 2
@@ -11,6 +12,7 @@ NOT_INSTALLED = "the lm-evaluation-harness is not installed. Run `pip install 'c
 
 def main() -> None:
     """Runs the harness. A user's mistake with our model is one message on standard error and exit status 2."""
+    process.allow_open_files()
     try:
         from lm_eval.__main__ import cli_evaluate
 

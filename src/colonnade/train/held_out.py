@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 import torch
 
@@ -37,9 +38,11 @@ class Evaluation:
         asked = {} if self.questions is None else {"exact_match": self.questions.exact, "f1": self.questions.f1}
         return self.found.numbers() | alone | asked
 
-    def of_each(self) -> list[str]:
-        """A line for each data set of a blend, and one for questions."""
-        lines = [f"{name}: {found.summary()}" for name, found in self.each.items()]
+    def of_each(self, most: int | None = None) -> list[str]:
+        """A line for each data set of a blend, or for the first `most` of more, and one for questions."""
+        lines = [f"{name}: {found.summary()}" for name, found in islice(self.each.items(), most)]
+        if len(lines) < len(self.each):
+            lines.append(f"and {len(self.each) - len(lines):,} more data sets, which metrics.jsonl tells")
         scores = self.questions
         if scores is not None:
             lines.append(f"{scores.total:,} questions: exact match {scores.exact:.2f}, F1 {scores.f1:.2f}")

@@ -54,6 +54,8 @@ from colonnade.train.uploads import Uploads, uploads_of
 
 STOPPED_EARLY = "stopped early"
 """The event of a run that train.patience has ended."""
+DATA_SETS_TOLD = 16
+"""Of so many of a blend an evaluation is told line by line, at most; metrics.jsonl has all."""
 
 
 @dataclass(frozen=True)
@@ -328,9 +330,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
         run.monitor.thermometers(result.reading.to_json(), result.reading.summary())
     run.monitor.step(metrics, seconds, tokens=(state.samples - position) * curriculum.unit * config.model.sequences)
     if found is not None:
-        run.monitor.say(
-            "\n    ".join([f"  validation at step {state.step}: {found.found.summary()}", *found.of_each()])
-        )
+        run.monitor.say(_told(f"at step {state.step}", found))
     return metrics
 
 
@@ -379,7 +379,11 @@ def _evaluate_at_start(run: Run, state: TrainState) -> None:
     found = _evaluate(run, state)
     if found is not None:
         run.monitor.event("evaluated", step=0, **_numbers(found))
-        run.monitor.say("\n    ".join([f"  validation before step 1: {found.found.summary()}", *found.of_each()]))
+        run.monitor.say(_told("before step 1", found))
+
+
+def _told(when: str, found: Evaluation) -> str:
+    return "\n    ".join([f"  validation {when}: {found.found.summary()}", *found.of_each(DATA_SETS_TOLD)])
 
 
 def _numbers(found: Evaluation | None) -> dict[str, float]:
