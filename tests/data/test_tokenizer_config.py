@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,34 @@ def test_a_capital_letter_decides_only_where_nothing_is_said(words: Path) -> Non
     (words / "vocab.txt").write_text("\n".join([*VOCAB, "A"]), encoding="utf-8")
     assert Tokenizer.load(words).encode("A b") == [len(VOCAB), VOCAB.index("b")]
     as_theirs(words, tokenizer_config={"tokenizer_class": "BertTokenizerFast", "do_lower_case": True})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"extra_special_tokens": ["[USER]"]},
+        {"extra_special_tokens": {"user_token": "[USER]"}},
+        {"additional_special_tokens": ["[USER]"], "extra_special_tokens": None},
+        {"additional_special_tokens": None, "user_token": "[USER]"},
+        {"user_token": {"content": "[USER]"}, "bos_token": "", "eos_token": None},
+    ],
+    ids=str,
+)
+def test_a_control_token_is_named_in_a_list_in_a_table_or_alone(words: Path, settings: dict[str, Any]) -> None:
+    """Beside keys that name none."""
+    alone = Tokenizer.load(words)
+    write(words, tokenizer_config=settings)
+    ours = Tokenizer.load(words)
+    assert ours.names == [*alone.names, "[USER]"] and ours.special_ids == alone.special_ids | {len(VOCAB)}
+
+
+def test_a_mark_of_byte_order_is_no_text(words: Path) -> None:
+    """As some editors begin a file."""
+    write(words, tokenizer_config={"do_lower_case": False})
+    plain = Tokenizer.load(words)
+    for path in (words / "vocab.txt", words / "tokenizer_config.json"):
+        path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+        assert Tokenizer.load(words).sha256 == plain.sha256, path.name
 
 
 def test_tokens_that_are_added_to_a_wordpiece_vocabulary(words: Path) -> None:

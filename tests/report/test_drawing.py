@@ -2,6 +2,7 @@
 
 import base64
 import math
+import re
 import struct
 import zlib
 
@@ -64,6 +65,25 @@ def test_a_step_that_was_measured_twice_has_one_column() -> None:
 def test_where_nothing_is_most_telling_what_there_is_is_shown_at_once() -> None:
     page = str(drawn([{"step": step, "activations": {"blocks.0": {"logits": {"zeros": step}}}} for step in (1, 2)]))
     assert page.count("<img") == 1 and "<details" not in page
+
+
+def test_what_is_most_telling_comes_first_and_the_rest_is_a_click_away() -> None:
+    numbers = ("zeros", "maximum", "near_limit", "rms")
+    lines = [{"step": step, "activations": {"a": {"logits": dict.fromkeys(numbers, step)}}} for step in (1, 2)]
+    shown, more = str(drawn(lines)).split("<details")
+    assert re.findall("<figcaption><b>(.*?)<", shown) == ["RMS", "maximum"]
+    assert re.findall("<figcaption><b>(.*?)<", more) == ["share of zeros", "share near the format&#x27;s limit"]
+
+
+def test_numbers_without_a_site_are_those_of_a_unit_s_output() -> None:
+    """As earlier versions wrote them."""
+    (heat,) = heats([{"step": step, "activations": {"blocks.0": {"rms": float(step)}}} for step in (1, 2)])
+    assert (heat.site, heat.statistic, heat.units, heat.table.tolist()) == ("output", "rms", ["blocks.0"], [[1.0, 2.0]])
+
+
+def test_a_number_that_is_not_finite_hides_none_of_the_same_column() -> None:
+    (heat,) = heats([{"step": step, "updates": {"a": value}} for step, value in ((1, 1.0), (1, math.inf), (2, 3.0))])
+    assert heat.table.tolist() == [[1.0, 3.0]]
 
 
 @pytest.mark.parametrize(("highest", "is_log"), [(10.0, False), (1000.0, True)])

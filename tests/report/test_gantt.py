@@ -26,3 +26,8 @@ def test_what_is_no_length_of_time_is_left_out() -> None:
             }
         ), value
         assert "nothing that can be shown" in gantt.drawn({"gantt": {**measured, "seconds": value}})
+
+
+def test_a_rank_that_took_no_time_is_shown_as_such() -> None:
+    numbers = gantt.drawn({"ranks": [{"name": "rank 0", "parts": {"forward": 0.0}}]}).split("as numbers")[1]
+    assert re.findall(r"<td.*?>(.*?)</td>", numbers) == ["forward", "0 ms · 0.0%", "the step", "0 ms"]

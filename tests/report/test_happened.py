@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.report.happened import listed, marks
+from colonnade.report.happened import listed, marks, steps_of
 from colonnade.report.page import page
 from colonnade.report.record import read_run
 from tests.report import written
@@ -24,6 +24,28 @@ def test_an_event_stands_on_each_axis_where_its_step_does(tmp_path: Path) -> Non
         {"step": 2.0, "hours": 1.0, "tokens": 200.0},
         {"step": 3.0, "hours": 1.5, "tokens": 300.0},
     ]
+
+
+def test_a_step_without_a_number_of_tokens_has_none_behind_it(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r")
+    (folder / "metrics.jsonl").write_text(written.lines([{"step": 1}, {"step": 2, "tokens": 200}]))
+    (folder / "events.jsonl").write_text(written.lines([{"event": "saved", "step": step} for step in (1, 2)]))
+    assert [mark.places["tokens"] for mark in marks(read_run(folder))] == [0.0, 200.0]
+
+
+def test_an_event_that_says_what_a_run_is_is_on_no_axis_and_an_evaluation_is_listed(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r")
+    events = [{"event": name, "step": 3, "time": 1e9} for name in ("setup", "evaluated", "saved")]
+    (folder / "events.jsonl").write_text(written.lines(events))
+    run = read_run(folder)
+    assert [mark.kind for mark in marks(run)] == ["saved"]
+    assert re.findall(r'class="sign \w+"></i> (\w+)<', listed(run)) == ["saved", "evaluated"]
+
+
+def test_times_that_go_back_do_not_move_what_stands_between_them() -> None:
+    """As those of a machine whose clock was set, or of another machine."""
+    saved = [{"event": "saved", "time": time, "step": step} for step, time in ((30, 300.0), (10, 100.0))]
+    assert steps_of([*saved, {"event": "rank lost", "time": 200.0}]) == [30.0, 10.0, 20.0]
 
 
 def test_of_many_events_the_newest_are_drawn_through_the_charts(tmp_path: Path) -> None:

@@ -89,6 +89,27 @@ def test_a_file_that_is_too_large_is_left_out_and_that_is_said(tmp_path: Path, m
         assert run.notes == notes and bool(run.profile) is not bool(notes) and run.comparison
 
 
+def test_what_a_run_that_began_anew_wrote_again_is_in_order(tmp_path: Path) -> None:
+    """Of what starts said of themselves, the newest counts."""
+    folder = written.run(tmp_path / "r", steps=4)
+    before = read_run(folder)
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(written.lines([{**before.setup, "layout": "tp4"}]))
+    with (folder / "thermometers.jsonl").open("a") as file:
+        file.write(written.lines([{**before.thermometers[0], "updates": {}}]))
+    after = read_run(folder)
+    assert (before.setup["layout"], after.setup["layout"]) == ("tp2 pp2", "tp4")
+    steps = [line["step"] for line in before.thermometers]
+    assert [line["step"] for line in after.thermometers] == sorted([*steps, steps[0]])
+
+
+@pytest.mark.parametrize("steps", ['"6"', "6.0", "true"])
+def test_a_number_of_steps_that_is_none_is_not_known(tmp_path: Path, steps: str) -> None:
+    folder = written.run(tmp_path / "r", steps=4)
+    (folder / "config.toml").write_text(f"[train]\nsteps = {steps}\n")
+    assert read_run(folder).planned == 0
+
+
 def test_files_that_are_missing(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     folder.mkdir()

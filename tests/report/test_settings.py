@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from colonnade.config.thermometers import ALL_SITES
 from colonnade.report.record import read_run
 from colonnade.report.settings import drawn
@@ -22,3 +24,19 @@ def test_keys_at_their_defaults_are_in_the_table_of_all_alone(tmp_path: Path) ->
     assert [name for name, _ in cells(every)] == [
         "train.steps", "checkpoint.keep", "checkpoint.keep_every", "thermometers.sites",
     ]  # fmt: skip
+
+
+def test_a_key_that_no_version_knows_here_is_shown_without_a_default(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r")
+    (folder / "config.toml").write_text('[train]\nsteps = 7\n[of_later]\nkey = "new"\n')
+    own, _ = str(drawn(read_run(folder))).split("<h3")
+    assert cells(own) == [["train.steps", "7", ""], ["of_later.key", "&quot;new&quot;", ""]]
+
+
+@pytest.mark.parametrize("changed", ["train.steps: 4 -> 8", ["train.steps: 4 -> 8"]])
+def test_a_change_on_the_way_stands_with_the_step_behind_which_it_came(tmp_path: Path, changed: object) -> None:
+    """Also where the event says one alone."""
+    folder = written.run(tmp_path / "r")
+    (folder / "events.jsonl").write_text(written.lines([{"event": "resumed", "step": 3, "changed": changed}]))
+    changes = str(drawn(read_run(folder))).split("Changes on the way")[1].split("<details")[0]
+    assert cells(changes) == [["3", "train.steps: 4 -&gt; 8"]]

@@ -32,7 +32,7 @@ def write(folder: Path, points: list[dict[str, Any]], score: str = "accuracy", t
     (folder / "summary.json").write_text(json.dumps({"points": points, "settings": [{"score": score}], "best": None}))
     (folder / "dev.json").write_text(json.dumps({"examples": {"format": task}}))
     for each in points:
-        (folder / f"{each['point']}.toml").write_text(f'[data]\nvalidation = "{folder / "dev"}"\n')
+        (folder / f"{each['point']}.toml").write_text(f'[data]\ntrain = "all"\nvalidation = "{folder / "dev"}"\n')
     return folder
 
 
@@ -41,7 +41,7 @@ def sweep(tmp_path: Path) -> Path:
     points = [point(rate, seed, each) for rate, scores in SCORES.items() for seed, each in enumerate(scores)]
     points.append(point(2e-5, 9, 0.1, "diverged", reason="loss is not finite"))
     points.append(point(2e-5, 10, 0.2, "failed", reason="exit status 137"))
-    points.append(point(3e-5, 1, None, "failed", reason=EVIL))
+    points.append(point(3e-5, 1, None, "failed", reason=f"{EVIL} s3://me:topsecret@bucket"))
     return write(tmp_path / "sweep", points)
 
 
@@ -78,9 +78,10 @@ def test_the_page(sweep: Path) -> None:
     text = read.text
     for words in ("9 points: 6 finished, 1 diverged, 2 failed", "0.8500", "0.8100 to 0.8600", "0.0265", "BERT 3.9B",
                   "0.9140", "mismatched", "loss is not finite", "alert(1)",
-                  "this sweep: optim.learning_rate = 2e-05", "deviation 2e-05 3 "):  # fmt: skip
+                  "this sweep: optim.learning_rate = 2e-05", "median of 3 runs", "deviation 2e-05 3 ",
+                  "0.1500 12.5 s"):  # fmt: skip
         assert words in text, words
-    assert not [script for script in read.scripts if "alert(1)" in script]
+    assert not [script for script in read.scripts if "alert(1)" in script] and "topsecret" not in text
 
 
 def test_a_strip_has_its_mark_at_the_median(sweep: Path) -> None:
@@ -103,12 +104,13 @@ def test_what_the_paper_scored_otherwise_is_not_in_the_table(tmp_path: Path) -> 
     found = read_sweep_folder(write(tmp_path / "s", points, score="accuracy"))
     assert (found.task, found.score) == ("mnli", "matthews")
     assert [row["source"] for row in csv.DictReader(as_csv(found).splitlines())] == ["this sweep"]
+    assert "a finished" in Reader(sweep_page(found)).text, "a summary of few columns is shown too"
 
 
 def test_the_task_is_that_of_the_training_data_where_there_is_no_other(tmp_path: Path) -> None:
     folder = write(tmp_path / "s", [point(1e-5, 1, 0.8)], task="qqp")
     (config,) = folder.glob("*.toml")
-    config.write_text(config.read_text().replace("validation", "train"))
+    config.write_text(config.read_text().replace('train = "all"\nvalidation', "train"))
     assert read_sweep_folder(folder).task == "qqp"
 
 

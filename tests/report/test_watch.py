@@ -25,6 +25,36 @@ def test_what_could_not_be_read_is_said(tmp_path: Path) -> None:
     assert "There is no config.toml." in terminal.getvalue()
 
 
+def seen(folder: Path, width: int = 100) -> str:
+    terminal = StringIO()
+    watch(folder, every=1, once=True, console=Console(file=terminal, width=width))
+    return terminal.getvalue()
+
+
+def test_where_the_end_is_not_known_the_step_alone_is_shown(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r", steps=3)
+    (folder / "config.toml").unlink()
+    assert "of 0" not in seen(folder) and "3 of 3" in seen(written.run(tmp_path / "whole", steps=3))
+
+
+def test_numbers_have_their_units_and_lines_their_ends(tmp_path: Path) -> None:
+    """The lowest and the highest of all steps, also of those that share a bar."""
+    folder = written.run(tmp_path / "r", steps=1000)
+    text = seen(folder)
+    assert "40.0%" in text and "1 – 3" in text
+
+
+def test_an_event_of_which_no_step_is_known_is_not_shown(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r", steps=3)
+    (folder / "events.jsonl").write_text(written.lines([{"event": "saved", "step": 2}, {"event": "rank lost"}]))
+    assert "saved" in seen(folder) and "rank lost" not in seen(folder)
+
+
+def test_a_narrow_terminal_has_lines_too(tmp_path: Path) -> None:
+    text = seen(written.run(tmp_path / "r"), width=34)
+    assert "▁" in text and "█" in text
+
+
 @pytest.mark.parametrize("every", [math.nan, math.inf, 1e6])
 def test_a_wait_without_an_end_is_refused(tmp_path: Path, every: float) -> None:
     with pytest.raises(ConfigError, match="is no time between two looks"):
