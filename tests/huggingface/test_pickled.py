@@ -63,3 +63,38 @@ def test_damaged_pickles_in_whole_archives_are_refused(
     with_pickle(tmp_path / "pytorch_model.bin", content)
     with pytest.raises(CheckpointError, match=r"pytorch_model.bin cannot be read"):
         read(tmp_path / "pytorch_model.bin")
+
+
+def test_each_tensor_is_read_from_where_it_lies(tmp_path: Path) -> None:
+    """A part of another's numbers too, in whatever order they lie there."""
+    table = torch.arange(24, dtype=torch.float32).view(6, 4)
+    state = {
+        "table": table,
+        "rows": table[2:4],
+        "column": table[:, 1],
+        "turned": table.t(),
+        "every second": table[1::2],
+        "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)[1:],
+        "number": torch.tensor(3.0, dtype=torch.float64),
+        "nothing": torch.empty(0, 3),
+    }
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    for name, place in load_pickled(tmp_path / "pytorch_model.bin").items():
+        found = place.read()
+        assert torch.equal(found, state[name]) and found.dtype == state[name].dtype, name
+        assert found.is_contiguous() and place.shape == tuple(state[name].shape), name
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"a": torch.eye(3).to_sparse()}, "has 'a', which is no plain tensor that lies in the file"),
+        ({"a": torch.ones(1).expand(1000, 1000)}, "has 'a', which is no plain tensor that lies in the file"),
+        ({3: torch.ones(1)}, "is no state dict: it holds a dict"),
+    ],
+    ids=["sparse", "one number for many", "a number for a name"],
+)
+def test_what_is_no_dict_of_plain_tensors_is_refused(content: object, said: str, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=said):
+        load_pickled(tmp_path / "pytorch_model.bin")
