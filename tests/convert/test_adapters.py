@@ -12,16 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from colonnade.architecture.adapters import LORA_A
+from colonnade.architecture.adapters import LORA_A, LORA_B
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.whole import read_whole
 from colonnade.config.load import load, loads
 from colonnade.config.parts import LoraConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
-from colonnade.convert.adapted import _weights_at
+from colonnade.convert import adapted
+from colonnade.convert.adapted import Adapted, _BaseWeights, _weights_at
 from colonnade.convert.merge import _files, _metadata
 from colonnade.convert.to_peft import _config as _peft_config
-from colonnade.convert.to_peft import _targets
+from colonnade.convert.to_peft import _check_only_adapters, _targets
 from colonnade.data.loader import Batch
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import CheckpointError
@@ -288,6 +289,48 @@ def test_an_export_says_how_its_adapters_were_trained(is_causal: bool) -> None:
     assert told["base_model_name_or_path"] == "/models/base" and told["target_modules"] == ["a"]
     assert told["task_type"] == ("CAUSAL_LM" if is_causal else None)
     assert [each["fan_in_fan_out"] for each in found.values()] == [False, True]
+
+
+def beside_a_base(here: dict[str, Tensor], base: dict[str, Tensor] | None, monkeypatch: pytest.MonkeyPatch) -> Adapted:
+    """A checkpoint with these tensors, opened beside a base with those."""
+    monkeypatch.setattr(adapted, "read_whole", lambda path, manifest, name: here[name])
+    names: Any = SimpleNamespace(weights=lambda: dict.fromkeys([*(base or {}), *here]))
+    manifest: Any = SimpleNamespace(tensors={name: SimpleNamespace(dtype=x.dtype) for name, x in here.items()})
+    weights = None if base is None else _BaseWeights(Path(), base.__getitem__, lambda name: base[name].dtype)
+    nothing: Any = None
+    adapters: Any = SimpleNamespace(scale=0.5, rank=2)
+    return Adapted(Path("run"), manifest, nothing, nothing, names, adapters, weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("has_base", [True, False])
+def test_a_weight_is_merged_with_the_adapter_of_its_own_module(
+    has_base: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In fp32 at least, wherever the weight lies."""
+    draw = torch.Generator().manual_seed(1)
+    shapes = {"a.weight": (3, 4), "a.bias": (3,), "b.weight": (3, 4)}
+    weights = {name: torch.randn(shape, generator=draw).to(dtype) for name, shape in shapes.items()}
+    pair = {f"a{LORA_A}": torch.randn(2, 4, generator=draw), f"a{LORA_B}": torch.randn(3, 2, generator=draw)}
+    it = beside_a_base(pair if has_base else weights | pair, weights if has_base else None, monkeypatch)
+    assert it.modules == ["a"]
+    wide = torch.promote_types(dtype, torch.float32)
+    product = pair[f"a{LORA_B}"].double() @ pair[f"a{LORA_A}"].double()
+    expected = {name: x.double() + (0.5 * product if name == "a.weight" else 0.0) for name, x in weights.items()}
+    for name, x in expected.items():
+        assert it.merged_dtype(name) == wide and torch.equal(it.merged(name), x.to(wide)), name
+
+
+def test_a_checkpoint_with_more_than_adapters_is_no_folder_of_peft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its base lacks would be lost: a head that was drawn, a norm that was trained."""
+    base = {"a.weight": torch.ones(3, 4)}
+    here = {f"a{LORA_A}": torch.ones(2, 4), f"a{LORA_B}": torch.ones(3, 2)}
+    _check_only_adapters(beside_a_base(here, base, monkeypatch))
+    for names, said in ((["n.weight"], r"has 1 weight besides .* \(n\.weight\)"),
+                        (["n.weight", "n.bias"], r"has 2 weights besides .* \(n\.weight, …\)")):  # fmt: skip
+        it = beside_a_base(here | {name: torch.ones(3) for name in names}, base, monkeypatch)
+        with pytest.raises(CheckpointError, match=said):
+            _check_only_adapters(it)
 
 
 @pytest.mark.one_in(2)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from colonnade.errors import ConfigError
@@ -15,7 +17,8 @@ from colonnade.evaluation.squad import scores_2
 from colonnade.examples.squad import Given, Question
 from colonnade.serving.measurement import Measurement
 from colonnade.serving.predict_spans import AnsweredQuestions
-from colonnade.serving.squad import check_member, manner, score_line
+from colonnade.serving import squad as measured_squad
+from colonnade.serving.squad import answers_to, check_member, manner, score_line
 from tests.commands import forked, here
 from tests.tasks.questions import squad, write_config, write_questions
 
@@ -250,6 +253,29 @@ def test_models_that_read_other_tokens_are_no_ensemble() -> None:
     for other in (member("b", 16), member("a", 24)):
         with pytest.raises(ConfigError, match="averages logits of the same tokens"):
             check_member(other, member("a", 16))
+
+
+@pytest.mark.parametrize("others", [[], [3.0], [3.0, 8.0]])
+def test_logits_are_averaged_over_all_models_one_open_at_a_time(
+    others: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, said = SimpleNamespace(model=SimpleNamespace(seq_length=16)), list[Any]()
+    monkeypatch.setattr(measured_squad, "prepare", lambda questions, tokenizer, windows, length: ["prepared", length])
+    monkeypatch.setattr(measured_squad, "_logits", lambda member, *_: said.append(member) or np.array([member.logit]))
+    monkeypatch.setattr(measured_squad, "choose", lambda prepared, logits, selection, may_be_none: (prepared, logits))
+
+    def member(logit: float) -> Any:
+        return SimpleNamespace(logit=logit, tokenizer=SimpleNamespace(sha256="a"), config=config)
+
+    def opened() -> Iterator[Any]:
+        for number, logit in enumerate(others, 1):
+            assert len(said) == number, "those before it have been asked"
+            yield member(logit)
+
+    how: Any = SimpleNamespace(windows=None, length=16, selection=None)
+    nothing: Any = None
+    prepared, logits = answers_to([], member(1.0), nothing, how, may_be_none=True, others=opened())  # type: ignore[misc]
+    assert prepared == ["prepared", 16] and logits.tolist() == [np.mean([1.0, *others])]
 
 
 @pytest.mark.slow

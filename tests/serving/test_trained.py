@@ -19,6 +19,7 @@ from colonnade.data.indexed import TokenFile
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.generation.sampling import Sampling
+from colonnade.generation.stream import TextDelta, end_note
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.model.precision import DTYPES
@@ -126,6 +127,29 @@ def test_text_is_shown_token_by_token(finished: Finished, monkeypatch: pytest.Mo
     assert printed_before[0] == "" and printed_before[1].startswith("aeion") and len(printed_before) == 10
     assert all(len(before) <= len(after) for before, after in pairwise(printed_before))
     assert "tos" in printed_before[6] and "tos" not in printed_before[5]
+
+
+DELTAS = [
+    TextDelta(0, "a", None),
+    TextDelta(0, "", "stop"),
+    TextDelta(1, "b", None),
+    TextDelta(1, "", None),
+    TextDelta(1, " c", "full"),
+]
+
+
+def test_each_prompt_has_what_was_added_to_it_and_why_that_ends() -> None:
+    """Tokens without a text of their own are counted too."""
+    assert trained._texts(["one", "two", "three"], DELTAS) == [
+        {"prompt": "one", "text": "a", "tokens": 2, "end": "stop"},
+        {"prompt": "two", "text": "b c", "tokens": 3, "end": "full"},
+        {"prompt": "three", "text": "", "tokens": 0, "end": None},
+    ]
+
+
+def test_texts_stand_below_each_other_with_an_empty_line_between(capsys: pytest.CaptureFixture[str]) -> None:
+    trained._stream(["one ", "two "], DELTAS, 16)
+    assert capsys.readouterr().out == f"one a\n\ntwo b c\n[{end_note('full', seq_length=16)}]\n"
 
 
 def test_a_text_that_fills_all_positions_says_so(finished: Finished) -> None:
