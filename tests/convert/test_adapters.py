@@ -21,8 +21,8 @@ from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
 from colonnade.convert import adapted
 from colonnade.convert.adapted import Adapted, _BaseWeights, _weights_at
 from colonnade.convert.merge import _files, _metadata
-from colonnade.convert.to_peft import _config as _peft_config
 from colonnade.convert.to_peft import _check_only_adapters, _targets
+from colonnade.convert.to_peft import _config as _peft_config
 from colonnade.data.loader import Batch
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import CheckpointError

@@ -81,7 +81,7 @@ def test_the_dim_that_ranks_share(name: str, dim: int | None) -> None:
 def test_rows_of_each_version_come_by_heads(version: float, order: str, columns: tuple[int, ...]) -> None:
     sizes = {"head": 2, "part": 3, "d": 5}
     ours = torch.arange(30 * 4).view(2, 3, 5, 4)[..., : columns[0] if columns else 1]
-    places = ["head part d".split().index(name) for name in order.split()]
+    places = [["head", "part", "d"].index(name) for name in order.split()]
     theirs = ours.permute(*places, 3).reshape(30, *columns)
     assert torch.equal(heads_first(version, sizes["d"])(theirs), ours.reshape(30, *columns))
 

@@ -48,6 +48,31 @@ def test_a_text_is_drawn_as_its_request_says(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == {"max_new_tokens": 6, "stop": frozenset(), **drawn}
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_ranks_write_by_turns_and_all_texts_are_in_the_order_of_the_requests(
+    num_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, written = [Writing([number], tokens=1) for number in range(12)], list[list[int]]()
+    monkeypatch.setattr(
+        answers, "_text", lambda trained, each: written[-1].append(each.prompt[0]) or f"t{each.prompt[0]}"
+    )
+    said: list[str] = []
+    nothing: Any = None
+
+    def texts(rank: int) -> list[str]:
+        written.append([])
+        mesh: Any = SimpleNamespace(data=SimpleNamespace(rank=rank, size=num_ranks), world=None)
+        return answers._texts(nothing, mesh, wanted)
+
+    monkeypatch.setattr(answers, "gather_texts", lambda text, world: said.append(text) or ["{}"])
+    for rank in range(num_ranks):
+        with pytest.raises(KeyError):  # nobody has told the others' texts
+            texts(rank)
+    monkeypatch.setattr(answers, "gather_texts", lambda text, world: said)
+    assert sorted(number for each in written for number in each) == list(range(12)), "each text by one rank"
+    assert all(texts(rank) == [f"t{number}" for number in range(12)] for rank in range(num_ranks))
+
+
 def test_what_ranks_say_beside_their_answers_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     remote = RemoteModel.__new__(RemoteModel)
     said = StringIO("reading\ncolonnade answer [1, 2]\nout of memory\n")

@@ -1,13 +1,21 @@
 """What is told of a measurement on a text: how it was made, and every number by its name."""
 
+import hashlib
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from colonnade import __version__
+from colonnade.errors import ConfigError
 from colonnade.evaluation.perplexity import Perplexity
+from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving import measure
+from colonnade.serving.measured import Measured
 from colonnade.serving.measurement import Measurement
 
 FOUND = Perplexity(loss=1.5, perplexity=4.5, bits_per_byte=2.25, tokens=30, bytes=60, words=10, word_perplexity=99.5)
@@ -48,3 +56,64 @@ def test_perplexities_of_words_and_of_tokens_have_names_of_their_own(
     assert [told.numbers[name] for name in names] == [99.5, 4.5, 10, 30] and "words" not in told.numbers
     assert "perplexity 99.50 (10 original tokens, 30 scored; " in told.line and "), 4.50 a token" in told.line
     assert told.line.endswith(", 2.2500 bits per byte") is (bits is not None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "seq_length", "window", "stride"),
+    [
+        (Measurement(), 2048, 1024, 32),
+        (Measurement(), 24, 24, 24),
+        (Measurement(window=1500), 2048, 1500, 32),
+        (Measurement(stride=7), 24, 24, 7),
+    ],
+)
+def test_wikitext_is_read_in_the_papers_windows_as_far_as_the_model_can(
+    monkeypatch: pytest.MonkeyPatch, asked: Measurement, seq_length: int, window: int, stride: int
+) -> None:
+    read: list[dict[str, Any]] = []
+    monkeypatch.setattr(measure, "read_wikitext", lambda *_: SimpleNamespace(original_tokens=10))
+    monkeypatch.setattr(measure, "perplexity_of_wikitext", lambda *_, **how: read.append(how) or FOUND)
+    trained: Any = SimpleNamespace(left_to_right=SimpleNamespace(seq_length=seq_length), tokenizer=None, hidden=None)
+    told = measure._wikitext(trained, Mesh(), asked, "test.tokens")
+    assert [(how["seq_length"], how["stride"]) for how in read] == [(window, stride)]
+    assert told.parameters == {"window": window, "stride": stride, "detokenizer": "invertible", "batch_size": 8}
+    measure._wikitext(trained, Mesh(), Measurement(window=asked.window, stride=window), "test.tokens")
+    with pytest.raises(ConfigError, match=f"--stride {window + 1:,} is larger than the window, {window:,} tokens"):
+        measure._wikitext(trained, Mesh(), Measurement(window=asked.window, stride=window + 1), "test.tokens")
+
+
+def test_a_number_says_what_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By content: of the checkpoint, of its base, and of the data where that is a file."""
+    monkeypatch.setattr(measure, "content_together", lambda path, world: {"manifest.json": "c0ffee"})
+    (tmp_path / "text.txt").write_text("some text")
+    trained: Any = SimpleNamespace(step=7, base=None, precision="bf16")
+    mesh: Any = SimpleNamespace(world=None, layout=Layout(tp=2, pp=3, dp=4))
+    told = measure.about(trained, mesh, Path("run/step_7"), str(tmp_path / "text.txt"))
+    assert told == {
+        "step": 7,
+        "checkpoint": {"path": "run/step_7", "sha256": "c0ffee"},
+        "data": {"path": str(tmp_path / "text.txt"), "sha256": hashlib.sha256(b"some text").hexdigest()},
+        "layout": {"tp": 2, "pp": 3, "dp": 4},
+        "precision": "bf16",
+        "versions": {"colonnade": __version__, "torch": torch.__version__},
+    }
+    trained.base = SimpleNamespace(files={"model.safetensors": "f00d"})
+    of_adapters: Any = measure.about(trained, mesh, Path("run/step_7"), str(tmp_path))
+    assert of_adapters["checkpoint"]["base"] == {"model.safetensors": "f00d"}
+    assert of_adapters["data"] == {"path": str(tmp_path), "sha256": None}
+    nothing: Any = measure.about(trained, mesh, Path("run/step_7"), None)
+    assert nothing["data"] == {"path": None, "sha256": None}
+
+
+def test_a_report_is_one_object_or_lines_with_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    overlaps: Any = SimpleNamespace(as_json=lambda: {"share": 0.5}, summary=lambda: "half of it")
+    for protocol, line in (("perplexity", "loss 1.5"), ("LAMBADA", "LAMBADA: loss 1.5")):
+        found = Measured(protocol, {"window": 8}, {"loss": 1.5}, "loss 1.5", ("first", "second"))
+        report = measure.Report(found, {"step": 7})
+        report.show(as_json=True, overlaps=overlaps)
+        whole = {"protocol": protocol, "loss": 1.5, "notes": ["first", "second"], "parameters": {"window": 8}}
+        assert json.loads(capsys.readouterr().out) == {**whole, "step": 7, "overlap": {"share": 0.5}}
+        report.show(as_json=True)
+        assert json.loads(capsys.readouterr().out) == {**whole, "step": 7}
+        report.show(as_json=False, overlaps=overlaps)
+        assert capsys.readouterr().out == f"{line}\nNote: first.\nNote: second.\nhalf of it\n"

@@ -159,3 +159,32 @@ def test_a_part_is_read_as_the_runs_own_evaluations_read_it_unless_asked_otherwi
     assert (told["samples"], told["samples_of_part"], told["parameters"]) == (read, 7, {"batch_size": at_once})
     assert told["notes"] == [*notes, "other labels"], "of its files, as the run tells it at its start"
     assert (told["part"], told["step"], told["accuracy"]) == ("validation", 6, 0.25)
+
+
+def test_each_data_set_of_a_part_is_told_beside_all_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By rank 0 alone."""
+    config = SimpleNamespace(train=SimpleNamespace(evaluate_samples=9, micro_batch_size=2))
+    corpus = SimpleNamespace(datasets=SimpleNamespace(validation=None, test=range(7)), other_labels=[])
+    web = SimpleNamespace(numbers=lambda: {"loss": 0.75})
+    found = Written(mean_loss=0.5, accuracy=0.25, tokens=9)
+    result = SimpleNamespace(found=found, each={"web": web}, of_each=lambda: ["web: loss 0.7500"])
+    for name, said in (("attach_stored", None), ("_not_known", "not checked"), ("about", {}), ("_opened", corpus),
+                       ("evaluate_part", result)):  # fmt: skip
+        monkeypatch.setattr(own_data, name, lambda *_, said=said, **__: said)
+    trained: Any = SimpleNamespace(config=config, model=None, hidden=None)
+
+    def told(rank: int, *, as_json: bool) -> str:
+        mesh: Any = SimpleNamespace(rank=rank)
+        own_data.measure_part(trained, mesh, Path("step"), "test", samples=None, batch_size=None, as_json=as_json)
+        return capsys.readouterr().out
+
+    content = json.loads(told(0, as_json=True))
+    assert (content["part"], content["data_sets"], content["notes"]) == (
+        "test",
+        {"web": {"loss": 0.75}},
+        ["not checked"],
+    )
+    assert told(0, as_json=False) == f"{found.summary()}\n  web: loss 0.7500\nNote: not checked.\n"
+    assert told(1, as_json=True) == ""

@@ -15,9 +15,9 @@ from colonnade.errors import ConfigError
 from colonnade.evaluation.answers import Answer, Answers
 from colonnade.evaluation.squad import scores_2
 from colonnade.examples.squad import Given, Question
+from colonnade.serving import squad as measured_squad
 from colonnade.serving.measurement import Measurement
 from colonnade.serving.predict_spans import AnsweredQuestions
-from colonnade.serving import squad as measured_squad
 from colonnade.serving.squad import answers_to, check_member, manner, score_line
 from tests.commands import forked, here
 from tests.tasks.questions import squad, write_config, write_questions
