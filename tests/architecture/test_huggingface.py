@@ -316,6 +316,30 @@ def test_dropout_and_initial_widths_are_written_for_who_trains_on(name: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("name", "changed", "nearest", "lost"),
+    [
+        ("gpt2", {"norm_position": "post"}, "GPT-2 (GPT2LMHeadModel)", ["norm_position"]),
+        ("llama", {"norm_position": "post"}, "LLaMA (LlamaForCausalLM)", ["norm_position"]),
+        ("neox", {"norm_position": "post"}, "GPT-NeoX (GPTNeoXForCausalLM)", ["norm_position"]),
+        ("gpt2", {"norm_position": "post", "embedding_norm": True}, "BERT (BertForPreTraining)", ["kind"]),
+        ("gpt2", {"norm_position": "post", "window": 7}, "GPT-2 (GPT2LMHeadModel)", ["norm_position", "window"]),
+    ],
+)
+def test_a_model_that_no_family_can_say_is_told_with_the_nearest_one(
+    name: str, changed: Content, nearest: str, lost: list[str]
+) -> None:
+    """And with everything that it would become there."""
+    whole = completed(name, MODELS[name][1])
+    assert whole is not None
+    model = model_of(whole)[1].model_copy(update=changed)
+    with pytest.raises(Refused) as refused:
+        family_of(model, VOCAB)
+    first, *lines = refused.value.lines
+    assert first == f"{nearest} is nearest, and cannot say this:"
+    assert [line.partition(" = ")[0] for line in lines] == [f"model.{key}" for key in lost]
+
+
+@pytest.mark.parametrize(
     ("architecture", "keys", "head", "labels"),
     [
         ("BertForSequenceClassification", {}, "classification", 2),
