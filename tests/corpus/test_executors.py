@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from colonnade.corpus.executors import LocalExecutor, _first_error, num_workers
+from colonnade.corpus import executors
+from colonnade.corpus.executors import LocalExecutor, _first_error, num_workers, ray_executor, slurm_executor
 from colonnade.corpus.recipe import RunSection
 from colonnade.errors import DataError
 
@@ -86,3 +89,55 @@ def test_what_a_task_raises_is_told_rather_than_that_the_workers_ended(order: in
 
 def test_as_many_workers_as_the_recipe_says_or_one_a_core() -> None:
     assert [num_workers(RunSection(workers=workers)) for workers in (0, 3)] == [len(os.sched_getaffinity(0)), 3]
+
+
+@pytest.mark.parametrize(
+    ("said", "is_there", "begun"),
+    [
+        ({}, False, [{"include_dashboard": False}]),
+        ({"ray_address": "ray://head:10001"}, False, [{"address": "ray://head:10001"}]),
+        ({"ray_address": "ray://head:10001"}, True, []),
+    ],
+)
+def test_ray_is_joined_where_an_address_is_named_and_else_started_once(
+    said: dict[str, Any], is_there: bool, begun: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inits: list[dict[str, Any]] = []
+    ray = SimpleNamespace(is_initialized=lambda: is_there, init=lambda **how: inits.append(how))
+    theirs = SimpleNamespace(RayPipelineExecutor=lambda pipeline, **how: {"pipeline": pipeline, **how})
+    monkeypatch.setitem(sys.modules, "ray", cast(Any, ray))
+    monkeypatch.setitem(sys.modules, "datatrove.executor.ray", cast(Any, theirs))
+    monkeypatch.setattr(executors, "_silence", lambda: None)
+    for workers, asked in ((0, -1), (3, 3)):
+        run = RunSection(executor="ray", workers=workers, memory_gb=5, **said)
+        assert ray_executor(run, ["step"], tasks=7, log=tmp_path) == {
+            "pipeline": ["step"],
+            "tasks": 7,
+            "workers": asked,
+            "logging_dir": str(tmp_path),
+            "mem_per_cpu_gb": 5,
+        }
+    quiet = {"log_to_driver": False, "logging_level": "warning"}
+    assert inits == [{**quiet, **how} for how in begun * 2]
+
+
+def test_ray_that_is_not_installed_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(DataError, match=r'run\.executor = "ray" needs the package ray\. Run `pip install'):
+        ray_executor(RunSection(executor="ray"), [], tasks=1, log=tmp_path)
+
+
+@pytest.mark.parametrize(("workers", "asked"), [(0, -1), (3, 3)])
+def test_slurm_is_asked_for_what_the_recipe_says(
+    workers: int, asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("colonnade.corpus.slurm.SlurmExecutor", lambda pipeline, **how: {"pipeline": pipeline, **how})
+    monkeypatch.setattr(executors, "_silence", lambda: None)
+    run = RunSection(
+        executor="slurm", workers=workers, memory_gb=5, slurm_partition="cpu", slurm_time="1:00:00", slurm_max_array=9
+    )
+    found = slurm_executor(run, ["step"], tasks=7, log=tmp_path, name="match", after=["11", "12"])
+    wanted = {"pipeline": ["step"], "tasks": 7, "workers": asked, "mem_per_cpu_gb": 5, "partition": "cpu",
+              "time": "1:00:00", "max_array_size": 9, "job_name": "colonnade-match", "after": ["11", "12"],
+              "logging_dir": str(tmp_path)}  # fmt: skip
+    assert {key: found[key] for key in wanted} == wanted

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from colonnade import __version__
-from colonnade.errors import ConfigError
 from colonnade.evaluation.perplexity import Perplexity
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
@@ -56,30 +55,6 @@ def test_perplexities_of_words_and_of_tokens_have_names_of_their_own(
     assert [told.numbers[name] for name in names] == [99.5, 4.5, 10, 30] and "words" not in told.numbers
     assert "perplexity 99.50 (10 original tokens, 30 scored; " in told.line and "), 4.50 a token" in told.line
     assert told.line.endswith(", 2.2500 bits per byte") is (bits is not None)
-
-
-@pytest.mark.parametrize(
-    ("asked", "seq_length", "window", "stride"),
-    [
-        (Measurement(), 2048, 1024, 32),
-        (Measurement(), 24, 24, 24),
-        (Measurement(window=1500), 2048, 1500, 32),
-        (Measurement(stride=7), 24, 24, 7),
-    ],
-)
-def test_wikitext_is_read_in_the_papers_windows_as_far_as_the_model_can(
-    monkeypatch: pytest.MonkeyPatch, asked: Measurement, seq_length: int, window: int, stride: int
-) -> None:
-    read: list[dict[str, Any]] = []
-    monkeypatch.setattr(measure, "read_wikitext", lambda *_: SimpleNamespace(original_tokens=10))
-    monkeypatch.setattr(measure, "perplexity_of_wikitext", lambda *_, **how: read.append(how) or FOUND)
-    trained: Any = SimpleNamespace(left_to_right=SimpleNamespace(seq_length=seq_length), tokenizer=None, hidden=None)
-    told = measure._wikitext(trained, Mesh(), asked, "test.tokens")
-    assert [(how["seq_length"], how["stride"]) for how in read] == [(window, stride)]
-    assert told.parameters == {"window": window, "stride": stride, "detokenizer": "invertible", "batch_size": 8}
-    measure._wikitext(trained, Mesh(), Measurement(window=asked.window, stride=window), "test.tokens")
-    with pytest.raises(ConfigError, match=f"--stride {window + 1:,} is larger than the window, {window:,} tokens"):
-        measure._wikitext(trained, Mesh(), Measurement(window=asked.window, stride=window + 1), "test.tokens")
 
 
 def test_a_number_says_what_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
