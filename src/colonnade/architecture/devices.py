@@ -1,12 +1,16 @@
 """What a device computes at most, for the share of it that a run reaches (model FLOPs utilisation)."""
 
-# bf16 dense matrix peak of one device, FLOP/s, from the makers' data sheets; matched as a part of the device's name.
+# bf16 dense matrix peak of one device, FLOP/s, from the makers' data sheets; the first that is a part of the device's
+# name counts.
 PEAK_FLOPS = {
+    "H200 NVL": 835e12,
     "H200": 989e12,
+    "H100 NVL": 835e12,
     "H100 PCIe": 756e12,
     "H100": 989e12,
     "A100": 312e12,
     "L40S": 362e12,
+    "L40": 181e12,
     "L4": 121e12,
     "V100": 125e12,
     "B200": 2250e12,
