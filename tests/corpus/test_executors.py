@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from colonnade.corpus import executors
-from colonnade.corpus.executors import LocalExecutor, _first_error, num_workers, ray_executor, slurm_executor
+from colonnade.corpus.executors import LocalExecutor, _first_error, num_workers, ray_executor
 from colonnade.corpus.recipe import RunSection
 from colonnade.errors import DataError
 
@@ -125,19 +125,3 @@ def test_ray_that_is_not_installed_is_one_message(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(DataError, match=r'run\.executor = "ray" needs the package ray\. Run `pip install'):
         ray_executor(RunSection(executor="ray"), [], tasks=1, log=tmp_path)
-
-
-@pytest.mark.parametrize(("workers", "asked"), [(0, -1), (3, 3)])
-def test_slurm_is_asked_for_what_the_recipe_says(
-    workers: int, asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("colonnade.corpus.slurm.SlurmExecutor", lambda pipeline, **how: {"pipeline": pipeline, **how})
-    monkeypatch.setattr(executors, "_silence", lambda: None)
-    run = RunSection(
-        executor="slurm", workers=workers, memory_gb=5, slurm_partition="cpu", slurm_time="1:00:00", slurm_max_array=9
-    )
-    found = slurm_executor(run, ["step"], tasks=7, log=tmp_path, name="match", after=["11", "12"])
-    wanted = {"pipeline": ["step"], "tasks": 7, "workers": asked, "mem_per_cpu_gb": 5, "partition": "cpu",
-              "time": "1:00:00", "max_array_size": 9, "job_name": "colonnade-match", "after": ["11", "12"],
-              "logging_dir": str(tmp_path)}  # fmt: skip
-    assert {key: found[key] for key in wanted} == wanted
