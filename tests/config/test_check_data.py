@@ -115,6 +115,16 @@ def test_a_curriculum_of_three_lists(loaded: Callable[..., Config]) -> None:
         (
             (
                 "curriculum.tokens=[0, 7]",
+                "curriculum.seq_length=[512, 1024]",
+                "curriculum.global_batch_size=[4, 24]",
+                "parallel.dp=2",
+            ),
+            "curriculum.global_batch_size has 4, which is not divisible by train.micro_batch_size × parallel.dp = 4 × "
+            "2 = 8: each data-parallel rank computes whole micro-batches. Use multiples of 8.",
+        ),
+        (
+            (
+                "curriculum.tokens=[0, 7]",
                 "curriculum.seq_length=[1, 1024]",
                 "curriculum.global_batch_size=[4, 24]",
                 "parallel.sequence_parallel=true",

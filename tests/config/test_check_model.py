@@ -2,7 +2,7 @@
 
 import pytest
 
-from colonnade.config.load import loads
+from colonnade.config.load import apply_, build, loads, parse, to_toml
 from colonnade.config.model import ModelConfig, RotaryConfig
 from colonnade.errors import ConfigError
 
@@ -48,8 +48,10 @@ def test_the_share_of_a_head_that_is_turned_is_no_feature_short() -> None:
     [
         ("num_key_value_heads = 4", "", "num_key_value_heads = 4 does not divide model.num_heads = 6"),
         ("num_key_value_heads = 2", "tp = 3", "goes neither with nor into model.num_key_value_heads = 2"),
+        ("num_key_value_heads = 2", "tp = 3", "or one of which others have copies. Use 1, 2 or 6."),
         ('position = "rotary"\nhead_dim = 7', "", "heads are 7 wide. Use an even head_dim"),
         ('position = "rotary"\nrotary.share = 0.4', "", "share = 0.4 of heads that are 8 wide is 3 features"),
+        ('position = "rotary"\nrotary.share = 0.4', "", "Use a share that gives an even number, like 0.25"),
         ('position = "rotary"\nrotary.share = 0.1', "", "Use a share that gives an even number, like 0.25"),
         ("rotary.share = 0.5", "", 'model.rotary.share has no effect with model.position = "learned"'),
         (
@@ -60,6 +62,7 @@ def test_the_share_of_a_head_that_is_turned_is_no_feature_short() -> None:
         ("rotary.base = 500000.0", "", 'model.rotary.base has no effect with model.position = "learned"'),
         ('position = "rotary"\nrotary.factor = 4.0', "", 'factor = 4 has no effect with model.rotary.scaling = "none"'),
         ('position = "rotary"\nrotary.scaling = "yarn"', "", "needs model.rotary.original_length"),
+        ('position = "rotary"\nrotary.scaling = "llama3"', "", "needs model.rotary.original_length"),
         (
             'position = "rotary"\nrotary.scaling = "llama3"\nrotary.original_length = 8192\n'
             "rotary.low_frequency_factor = 4.0",
@@ -71,6 +74,10 @@ def test_the_share_of_a_head_that_is_turned_is_no_feature_short() -> None:
         ('kind = "bert"\nhead = "choice"\nnum_labels = 1', "", 'num_labels is 1, and model.head = "choice" needs 2'),
         ('kind = "bert"\nhead = "classification"', "", 'is unset, and model.head = "classification" needs 1 or more'),
         ('kind = "bert"\nnum_labels = 1', "", 'num_labels = 1 has no effect with model.head = "pretraining"'),
+        *(
+            (f'head = "{head}"', "", f'head = "{head}" is for model.kind = "bert"')
+            for head in ("spans", "choice", "none")
+        ),
         ("rotary.bas = 1.0", "", "model.rotary.bas is not a key: did you mean model.rotary.base?"),
         ("rotary = 3", "", "rotary = 3 gives a value to a section. Write [model.rotary]"),
     ],
@@ -111,6 +118,57 @@ def test_heads_whose_width_is_given_need_not_divide_the_hidden_size() -> None:
         loads(text.format(model="", parallel=""))
 
 
+TUNED = 'head = "preferences"'
+LEARNS = ("train.init_from=w",)
+ASKED = "data.questions=dev.json"
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides", "message"),
+    [
+        (
+            TUNED,
+            (),
+            'train.init_from is unset, and model.head = "preferences" holds the model to the weights that it names',
+        ),
+        (f'kind = "bert"\n{TUNED}', LEARNS, 'model.head = "preferences" is for model.kind = "gpt"'),
+        (
+            TUNED,
+            (
+                *LEARNS,
+                "curriculum.tokens=[0]",
+                "curriculum.seq_length=[1024]",
+                "curriculum.global_batch_size=[8]",
+            ),
+            'curriculum.tokens does not go with model.head = "preferences"',
+        ),
+        (
+            TUNED,
+            (*LEARNS, "data.no_loss_on=[3]"),
+            "data.no_loss_on = (3,) has no effect with model.head",
+        ),
+        (TUNED, (*LEARNS, "data.loss_on=answers"), "data.loss_on = 'answers' has no effect with model.head"),
+        (
+            'kind = "bert"\nhead = "classification"\nnum_labels = 3',
+            (ASKED,),
+            'data.questions = "dev.json" has no effect with model.head = "classification"',
+        ),
+        (
+            'kind = "bert"\nhead = "spans"',
+            (ASKED, "train.evaluate_every=0"),
+            'data.questions = "dev.json" has no effect with train.evaluate_every = 0',
+        ),
+    ],
+)
+def test_what_does_not_go_with_a_head(model: str, overrides: tuple[str, ...], message: str) -> None:
+    content = parse(BASE.format(model=model, parallel=""), "text")
+    assert [apply_(content, override) for override in overrides] == [[]] * len(overrides)
+    with pytest.raises(ConfigError) as caught:
+        build(content, [], source="text")
+    (found,) = str(caught.value).split("\n  - ")[1:]
+    assert found.startswith(message)
+
+
 def test_all_at_once() -> None:
     assert len(problems('num_key_value_heads = 4\nrotary.base = 3.0\nnorm = "batch"')) == 3
 
@@ -122,8 +180,6 @@ def test_ranks_beyond_key_value_heads_are_fine_where_one_divides_the_other(tp: i
 
 
 def test_sections_within_sections_come_from_the_command_line_and_go_to_toml_and_back() -> None:
-    from colonnade.config.load import apply_, build, parse, to_toml
-
     content = parse(BASE.format(model='position = "rotary"', parallel=""), "text")
     assert apply_(content, "model.rotary.base=500000") == []
     config = build(content, [], source="text")

@@ -53,6 +53,22 @@ def test_options_that_t5_has_not_are_named_at_once() -> None:
     assert alibi.endswith('Leave it out, or write position = "relative".')
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        ("embedding_norm", True, "embedding_norm = false"),
+        ("query_key_norm", True, "query_key_norm = false"),
+        ("norm_position", "post", 'norm_position = "pre"'),
+        ("activation", "gelu", 'activation = "relu" or "geglu_tanh"'),
+    ],
+)
+def test_each_option_that_t5_has_not_is_refused_with_what_it_has(key: str, value: object, remedy: str) -> None:
+    """It would be read by nothing, and the model be another than was asked for."""
+    (line,) = problems(**{key: value})
+    assert line.startswith(f"model.{key} = ") and line.endswith(f"Leave it out, or write {remedy}.")
+    assert problems(activation="geglu_tanh") == []
+
+
 @pytest.mark.parametrize("kind", ["gpt", "bert"])
 def test_options_of_t5_are_refused_by_others(kind: str) -> None:
     said = "\n".join(
@@ -69,8 +85,13 @@ def test_options_of_t5_are_refused_by_others(kind: str) -> None:
         ({"data.documents": "separate"}, "data.documents = 'separate' has no effect with model.kind = \"t5\""),
         ({"data.masking.share": 0.2}, '[data.masking] has no effect with model.kind = "t5", whose samples are texts'),
         ({"model.relative_buckets": 9}, "model.relative_buckets = 9 is odd"),
+        ({"model.relative_buckets": 9}, "what is behind it. Use 8 or 10."),
         ({"model.relative_distance": 16}, "model.relative_distance = 16 is not beyond 16"),
         ({"model.seq_length": 2}, "model.seq_length = 2 is too short for T5 samples. Set it to 3 or more."),
+        (
+            {"model.decoder_seq_length": 2},
+            "model.decoder_seq_length = 2 is too short for T5 samples. Set it to 3 or more.",
+        ),
         ({"data.corruption.share": 0.5}, "[data.corruption] makes decoder sequences of 65 tokens beside"),
         ({"data.corruption.mean_length": 1}, "Set model.decoder_seq_length = 19."),
         ({"parallel.pp": 8}, "parallel.pp = 8 stages, but 2 and 2 blocks, two embeddings and the head are 7 units"),
@@ -87,6 +108,13 @@ def test_options_of_t5_are_refused_by_others(kind: str) -> None:
 def test_what_does_not_go_together(overrides: dict[str, Any], part: str) -> None:
     said = "\n".join(problems(overrides))
     assert part in said, said
+
+
+@pytest.mark.parametrize(
+    "model", [{"relative_distance": 17}, {"seq_length": 3}, {"seq_length": 3, "decoder_seq_length": 3}]
+)
+def test_the_smallest_of_which_t5_can_be_made(model: dict[str, int]) -> None:
+    assert problems(**model) == []
 
 
 def test_spans_that_leave_the_decoder_as_long_as_it_is_need_no_length() -> None:
