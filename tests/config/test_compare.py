@@ -54,7 +54,8 @@ def test_of_long_tables_the_entries_are_told_that_differ() -> None:
 
 def test_the_same_values_written_otherwise_are_no_difference(loaded: Loaded) -> None:
     assert difference(loaded(), loaded()) == []
-    assert difference(loaded(), loaded("model.ffn_hidden_size=256")) == []
+    for spelled in ("ffn_hidden_size=256", "head_dim=16", "num_key_value_heads=4", "query_key_value_bias=true"):
+        assert difference(loaded(), loaded(f"model.{spelled}")) == []
     tiny = ("model.num_layers=2", "model.hidden_size=64", "model.num_heads=4", "model.seq_length=64")
     assert difference(loaded(*tiny), loaded(*tiny, "model.preset=tiny")) == []
 
@@ -78,7 +79,8 @@ def test_the_end_of_the_decay_is_compared_as_it_comes_out(loaded: Loaded) -> Non
 def test_where_files_lie_is_no_difference_to_a_run(loaded: Loaded) -> None:
     """Their content is compared elsewhere; whether there is one, here."""
     assert forbidden(loaded(), loaded("data.train=elsewhere", "data.tokenizer=t")) == []
-    assert forbidden(loaded("data.test=a"), loaded("data.test=b")) == []
+    for key in ("data.test", "data.validation", "train.init_from"):
+        assert forbidden(loaded(f"{key}=a"), loaded(f"{key}=b")) == []
     assert forbidden(loaded(), loaded("data.test=b")) == ['data.test: (unset) -> "b"']
 
 
@@ -127,6 +129,8 @@ def test_what_is_spelled_out_makes_no_other_model() -> None:
     plain = ModelConfig(hidden_size=32, num_heads=4)
     spelled = ModelConfig(hidden_size=32, num_heads=4, head_dim=8, num_key_value_heads=4, ffn_hidden_size=128)
     assert model_metadata(spelled, 99) == model_metadata(plain, 99)
+    without = ModelConfig(bias=False, query_key_value_bias=False)
+    assert model_metadata(without, 99) == model_metadata(ModelConfig(bias=False), 99)
     other = model_metadata(ModelConfig(hidden_size=32, num_heads=4, head_dim=16, num_key_value_heads=2), 99)
     assert (other["head_dim"], other["num_key_value_heads"]) == (16, 2)
     assert other["rotary.base"] == plain.rotary.base and "dropout" not in other

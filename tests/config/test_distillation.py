@@ -62,10 +62,23 @@ STATES = ("distillation.student_layers=[0, 1]", "distillation.teacher_layers=[1,
             (TEACHER, "distillation.hidden_weight=2.0"),
             "distillation.hidden_weight and distillation.teacher_hidden_size have no effect without",
         ),
+        (
+            (TEACHER, "distillation.teacher_hidden_size=32"),
+            "distillation.hidden_weight and distillation.teacher_hidden_size have no effect without",
+        ),
+        (
+            (TEACHER, "model.kind=t5"),
+            'distillation.teacher is set, and model.kind = "t5" with model.head = "pretraining" is not taught',
+        ),
     ],
 )
 def test_what_does_not_go_together(overrides: tuple[str, ...], said: str, problems: Callable[..., list[str]]) -> None:
     assert any(message.startswith(said) for message in problems(*overrides)), problems(*overrides)
+
+
+def test_hidden_states_alone_may_teach(small: Path) -> None:
+    """A share of 0 is no hindrance then."""
+    assert load(small, (TEACHER, "model.kind=bert", *STATES, "distillation.alpha=0.0")).distillation.alpha == 0.0
 
 
 def test_a_teacher_may_say_all_of_a_vocabulary(small: Path) -> None:

@@ -93,6 +93,26 @@ def test_what_goes_on_a_command_line() -> None:
     assert fitting(cut, 2).overrides(cut) == ["parallel.pp=2", "parallel.cuts=[]"], "the cuts are those of 3 stages"
 
 
+ROUNDS = 'schedule="interleaved"\nvirtual_stages=2'
+PLAIN = ['parallel.schedule="1f1b"', "parallel.virtual_stages=1"]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "batch", "ranks", "overrides"),
+    [
+        ("pp=2\ndp=2", 16, 3, ["parallel.pp=3", "parallel.dp=1", *PLAIN]),
+        ("pp=3", 18, 2, ["parallel.pp=2", "train.micro_batch_size=1"]),
+    ],
+)
+def test_where_rounds_cannot_be_filled(parallel: str, batch: int, ranks: int, overrides: list[str]) -> None:
+    """8 are no multiple of 3, nor 9 of 2: stages get one chunk each, or micro-batches are smaller."""
+    whole = config(f"{parallel}\n{ROUNDS}", f"global_batch_size = {batch}")
+    found = fitting(whole, ranks)
+    assert found.overrides(whole) == overrides and check(found.config) == []
+    size = found.config.train.micro_batch_size
+    assert found.reason.endswith(f"; global batch {batch} as before, micro-batches of {size}")
+
+
 def test_micro_batches_shrink_where_they_must() -> None:
     whole = config("pp=2").model_copy(update={"train": config().train.model_copy(update={"micro_batch_size": 16})})
     found = fitting(whole, 3).config
