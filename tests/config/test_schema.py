@@ -117,6 +117,26 @@ def test_presets_are_as_published_in_what_no_number_of_parameters_tells() -> Non
     assert post == {"bert-tiny", "bert-base", "bert-large"}
 
 
+def test_presets_have_positions_and_residuals_as_published() -> None:
+    """Which no number of parameters tells, either."""
+
+    def of(**keys: object) -> set[str]:
+        return {
+            name
+            for name in SHAPES
+            if all(getattr(ModelConfig(preset=name), key) == value for key, value in keys.items())
+        }
+
+    def family(*names: str) -> set[str]:
+        return {name for name in SHAPES if name.startswith(names)}
+
+    assert of(position="alibi") == {"bloom-176b"} and of(position="relative") == family("t5")
+    assert of(position="rotary") == family("llama", "smollm", "pythia", "qwen")
+    assert of(parallel_residual=True) == family("pythia")
+    assert {ModelConfig(preset=name).rotary.share for name in family("pythia")} == {0.25}
+    assert {ModelConfig(preset=name).rotary.share for name in SHAPES.keys() - family("pythia")} == {1.0}
+
+
 def test_derived_values() -> None:
     assert ModelConfig().ffn == 3072
     assert ModelConfig(ffn_hidden_size=100).ffn == 100

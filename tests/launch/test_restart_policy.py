@@ -28,6 +28,12 @@ def test_the_first_comes_at_once_and_later_ones_wait_longer_and_longer() -> None
     waits = [decide(POLICY, attempts[:n]).wait for n in (1, 2, 3)]
     assert waits == [0.0, 5.0, 10.0]
     assert decide(POLICY, attempts[:1]).reason == "restart 1 of 3 without a new checkpoint, from step 10"
+    assert decide(POLICY, [killed(0)]).reason.endswith(", from the beginning")
+
+
+def test_no_wait_is_longer_than_ten_minutes() -> None:
+    policy, attempts = RestartsConfig(limit=1000, backoff=5.0), [killed(10, place=place) for place in range(20)]
+    assert [decide(policy, attempts[:n]).wait for n in (8, 9, 20)] == [320.0, 600.0, 600.0]
 
 
 def test_restarts_without_progress_end_and_progress_begins_anew() -> None:
@@ -55,6 +61,8 @@ def test_memory_is_tried_twice_but_not_for_a_first_step() -> None:
 def test_a_place_that_fails_twice_is_lost_and_one_that_came_back_at_once() -> None:
     assert decide(POLICY, [killed(10, place=3)]).lost is None
     assert decide(POLICY, [killed(10, place=3), killed(10, place=3)]).lost == 3
+    assert decide(POLICY, [killed(10, place=3)] * 2).reason.endswith(", from step 10; its place, 3, counts as lost")
+    assert "lost" not in decide(POLICY, [killed(10, place=3)]).reason
     assert decide(POLICY, [killed(10, place=3), killed(10, place=2)]).lost is None
     assert decide(POLICY, [killed(10, place=3), killed(20, place=3)]).lost is None, "there was progress"
     assert decide(POLICY, [killed(10, place=place) for place in (0, 1, 1)]).lost == 1, "the last two count"

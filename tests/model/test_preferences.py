@@ -106,6 +106,8 @@ def test_where_the_loss_is_zero_and_where_it_is_steep() -> None:
     options = torch.tensor([OPTIONS["dpo"], OPTIONS["ipo"]], dtype=torch.float64)
     gains = margins(torch.tensor([[-1.0, -9.0]] * 2), torch.tensor([[2.0, 4.0]] * 2), torch.zeros(2, 2), options)
     assert gains.tolist() == [[-1.0, -9.0], [-0.5, -2.25]]
+    nothing = margins(torch.zeros(2, 2), torch.zeros(2, 2), torch.zeros(2, 2), options)
+    assert nothing.tolist() == [[0.0, 0.0]] * 2, "of answers without a token, as a batch is filled up with"
     even = pair_losses(torch.zeros(2, 2, dtype=torch.float64), options)
     assert even.tolist() == pytest.approx([0.6931471805599453, (0.5 / 0.7) ** 2])
 
