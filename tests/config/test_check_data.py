@@ -32,6 +32,22 @@ def test_a_blend_is_a_table_and_comes_back(blended: Path) -> None:
     assert loads(as_section).data.blend == {"a": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("length", "batch", "layout"),
+    [
+        (1, 24, ("parallel.tp=2",)),
+        (512, 12, ("parallel.pp=2",)),
+    ],
+    ids=["sequences that tp does not divide", "micro-batches that pp does not divide"],
+)
+def test_phases_are_cut_by_what_cuts_them_alone(
+    loaded: Callable[..., Config], length: int, batch: int, layout: tuple[str, ...]
+) -> None:
+    """Sequences under sequence parallelism, rounds of micro-batches under the interleaved schedule."""
+    lists = (f"curriculum.seq_length=[{length}, 1024]", f"curriculum.global_batch_size=[{batch}, 24]")
+    assert loaded("curriculum.tokens=[0, 7]", *lists, *layout).curriculum.tokens == (0, 7)
+
+
 def test_a_curriculum_of_three_lists(loaded: Callable[..., Config]) -> None:
     config = loaded(
         "curriculum.tokens=[0, 1000, 9000]",
@@ -145,6 +161,21 @@ def test_a_curriculum_of_three_lists(loaded: Callable[..., Config]) -> None:
             ),
             "curriculum.global_batch_size has 12, which makes 3 micro-batches, and parallel.pp = 2 does not divide "
             "them: the interleaved schedule hands them round in groups of pp. Use multiples of 8.",
+        ),
+        (
+            (
+                "curriculum.tokens=[0, 7]",
+                "curriculum.seq_length=[512, 1024]",
+                "curriculum.global_batch_size=[24, 48]",
+                "parallel.schedule=interleaved",
+                "parallel.virtual_stages=2",
+                "parallel.pp=2",
+                "parallel.dp=2",
+                "model.num_layers=6",
+                "train.global_batch_size=48",
+            ),
+            "curriculum.global_batch_size has 24, which makes 3 micro-batches, and parallel.pp = 2 does not divide "
+            "them: the interleaved schedule hands them round in groups of pp. Use multiples of 16.",
         ),
     ],
 )  # fmt: skip

@@ -43,6 +43,14 @@ def test_a_wide_schedule_goes_on_below() -> None:
     assert joined == whole.splitlines()[1].split("│")[1]
 
 
+@pytest.mark.parametrize(("width", "count"), [(60, 1), (46, 1), (28, 2), (22, 3)])
+def test_behind_panels_that_are_full_there_is_no_empty_one(width: int, count: int) -> None:
+    """Of twelve units of time, in panels of twelve, six and four."""
+    panels = draw.text(simulated("1f1b", 2, 3), width=width).split("\n\n")
+    assert len(panels) == count
+    assert all(len(line.split("│")[1]) == 36 // count for panel in panels for line in panel.splitlines()[1:])
+
+
 def test_the_middle_of_a_very_wide_schedule_is_left_out_and_that_is_said() -> None:
     drawn = draw.text(simulated("1f1b", 4, 64), width=80)
     assert drawn.count("stage 0") == 4
@@ -121,6 +129,10 @@ def test_an_svg_of_one_chunk_says_what_its_colours_are_and_when() -> None:
     texts = [(text.text, float(text.attrib["x"])) for text in picture.iter(f"{SVG}text")]
     legend = [text for text, _ in texts[-4:]]
     assert legend == ["forward", "backward", "weight gradients", "grey: waiting"]
+    places = [x for _, x in texts[-4:]]
+    assert all(
+        after - before >= 7 * len(text) for text, before, after in zip(legend, places, places[1:], strict=False)
+    ), "none is written over the next"
     fills = [rect.attrib["fill"] for rect in picture.findall(f"{SVG}rect")[-3:]]
     assert fills == [draw.COLOURS[kind][0] for kind in "FBW"]
     assert ("0", draw.MARGIN) in texts, "the ruler begins where the first action does"

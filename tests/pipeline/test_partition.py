@@ -106,6 +106,8 @@ def test_a_large_vocabulary_moves_blocks_away_from_the_ends() -> None:
     model = ModelConfig(num_layers=12, hidden_size=256, num_heads=4)
     found = chunks(model, ParallelConfig(pp=4, partition="parameters"), vocab_size=50_000)
     assert [len(units) for units in found] == [1, 6, 6, 1]
+    found = chunks(model, ParallelConfig(pp=4, partition="flops"), vocab_size=50_000)
+    assert [len(units) for units in found] == [5, 4, 4, 1], "an embedding computes next to nothing"
 
 
 @pytest.mark.parametrize("tied", [True, False])
