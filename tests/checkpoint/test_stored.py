@@ -78,6 +78,20 @@ def test_a_storage_that_has_folders_gets_one_before_it_is_written_to() -> None:
     assert stored.storage.isdir("bucket/run") and stored.storage.ls("bucket/run") == [], "and nothing is left in it"
 
 
+@pytest.mark.parametrize("protocol", [("s3", "s3a"), ("gs", "gcs"), ("az", "abfs", "abfss"), "oss"], ids=str)
+def test_no_folder_is_made_where_that_could_make_a_bucket(
+    monkeypatch: pytest.MonkeyPatch, protocol: str | tuple[str, ...]
+) -> None:
+    """Who may write objects often may not do that."""
+    stored, made = Stored("faulty://bucket/run"), list[str]()
+    monkeypatch.setattr(FaultyStorage, "makedirs", lambda self, path, exist_ok: made.append(path.strip("/")))
+    stored.probe(), stored.claim()
+    assert made == ["bucket/run"] * 2
+    monkeypatch.setattr(FaultyStorage, "protocol", protocol)
+    stored.probe(), stored.claim()
+    assert made == ["bucket/run"] * 2
+
+
 def test_only_a_local_storage_is_on_this_disk(tmp_path: Path) -> None:
     assert Stored(f"file://{tmp_path}/x").folder == (tmp_path / "x").resolve()
     assert Stored("memory://x").folder is None

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.config.describe import Key, all_keys
+from colonnade.config.describe import Key, all_keys, short
 from colonnade.config.load import load, loads, to_toml, value_of
+from colonnade.config.problems import ALSO_CALLED
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 
@@ -172,6 +173,33 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
 )
 def test_one_problem_in_words(problems: Problems, override: str, message: str) -> None:
     assert problems(override) == [message]
+
+
+def test_what_is_wrong_twice_is_told_once(problems: Problems) -> None:
+    assert len(problems("train.stops=4", "steps=4", "train.stops=5", "steps=4")) == 2
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("train.batch_size", "train.global_batch_size"),
+        ("optim.batch_size", "train.global_batch_size"),
+        ("train.max_steps", "train.steps"),
+        ("optim.max_lr", "optim.learning_rate"),
+        ("optim.min_lr", "optim.min_learning_rate"),
+        ("train.clip_grad", "train.gradient_clip"),
+        ("model.n_head", "model.num_heads"),
+        ("model.n_embd", "model.hidden_size"),
+    ],
+)
+def test_the_words_of_other_programs_are_understood(problems: Problems, theirs: str, ours: str) -> None:
+    """The batch of a step of theirs is that of all ranks."""
+    assert problems(f"{theirs}=3") == [f"{theirs} is not a key: did you mean {ours}?"]
+
+
+def test_every_word_of_other_programs_is_of_a_key_that_exists_and_is_none_itself() -> None:
+    assert set(ALSO_CALLED.values()) <= set(all_keys())
+    assert not set(ALSO_CALLED) & {short(name) for name in all_keys()}
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,25 @@ def test_each_tensor_crosses_each_cut_once_and_its_gradient_once(stages: Stages)
         assert sent == tensors * shape.num_microbatches
 
 
+def test_who_listens_is_told_of_each_action_before_it_runs_and_of_the_end() -> None:
+    toy, owner, told = Toy(2), Owner(), list[Action | None]()
+    chunk = Noted(0, told, units(toy.names), toy, owner, 0)  # type: ignore[arg-type]
+    begins = told.append
+    runner = Runner(
+        chunks=[chunk],
+        starts=["embedding"],
+        model=toy,
+        pp=Axis("pp"),
+        owner=owner,
+        schedule="zero_bubble",
+        device=CPU,
+        begins=begins,
+    )
+    runner.run(microbatches(2))
+    listed = actions("zero_bubble", 0, 1, 2, 1)
+    assert told == [each for action in listed for each in (action, action)] + [None]
+
+
 def test_a_runner_can_run_again() -> None:
     toy, owner = Toy(2), Owner()
     chunk = Chunk(units(toy.names), toy, owner, weight_gradients=toy.later)
