@@ -149,6 +149,30 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
             '"fp16" or "fp64".',
         ),
         (
+            "train.precision=BF16",
+            'train.precision = "BF16" is not one of the choices. Did you mean "bf16"? Use "fp32", "bf16", "fp16" or '
+            '"fp64".',
+        ),
+        (
+            "model.activation=silu",
+            'model.activation = "silu" is not possible: gated by a second layer it is "swiglu", and alone it is not '
+            'there. Use "gelu", "gelu_tanh", "swiglu", "relu" or "geglu_tanh".',
+        ),
+        (
+            "optim.learning_rate=-1",
+            "optim.learning_rate = -1 is out of range, where a number above 0 is expected.",
+        ),
+        (
+            "run.folder=2024-01-02",
+            "run.folder = 2024-01-02 is a date or time, where text in quotes is expected.",
+        ),
+        (
+            "thermometers.sites=['mlp_hiden']",
+            'thermometers.sites has "mlp_hiden" in it, where a list of "embedding", "attention_logits", '
+            '"attention_output", "mlp_hidden", "residual_stream", "final_norm", "gradients" or "updates" is '
+            'expected. Did you mean "mlp_hidden"?',
+        ),
+        (
             "model.position=rope",
             'model.position = "rope" is not possible: it is called "rotary" here. Use "learned", "alibi", "rotary" '
             'or "relative".',
