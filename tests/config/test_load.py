@@ -163,6 +163,11 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
             "optim.learning_rate = -1 is out of range, where a number above 0 is expected.",
         ),
         (
+            "data.split=9.1",
+            "data.split = 9.1 is a number with a decimal point or exponent, where text in quotes is expected. Write the "
+            'shares of train and validation, like data.split = "9:1".',
+        ),
+        (
             "run.folder=2024-01-02",
             "run.folder = 2024-01-02 is a date or time, where text in quotes is expected.",
         ),

@@ -1,0 +1,56 @@
+"""Adapters beside cut layers: on any number of ranks what they are on one, with what they drop."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from colonnade.architecture.statement import Adapters
+from colonnade.kernels.dropout import Masks
+from colonnade.mesh.collectives import all_gather
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Axis, build_mesh
+from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from colonnade.tensor_parallel.parallel import Parallel
+from tests.distributed import run_on_ranks
+
+S, B, INPUTS, OUTPUTS, RANK = 4, 2, 6, 8, 3
+KINDS = (ColumnParallelLinear, RowParallelLinear)
+
+
+def numbers(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def shard(x: Tensor, tp: Axis, dim: int) -> Tensor:
+    return x.chunk(tp.size, dim)[tp.rank].contiguous()
+
+
+def added(kind: type[ColumnParallelLinear | RowParallelLinear], tp: Axis, *, sequence_parallel: bool) -> Tensor:
+    """What an adapter that drops a half adds to the layer's output, whole: [s, b, o]."""
+    parallel = Parallel(tp, sequence_parallel)
+    layer = kind(INPUTS, OUTPUTS, parallel).double()
+    layer.adapt("blocks.0.mlp.down", Adapters(rank=RANK, scale=2.0, dropout=0.5))
+    layer.double()
+    adapter, a, b = layer.adapter, numbers(RANK, INPUTS, seed=1), numbers(OUTPUTS, RANK, seed=2)
+    assert adapter is not None
+    parallel.adapter_masks.now = Masks(7, torch.tensor([3, 9]).numpy())
+    x = numbers(S, B, INPUTS, seed=3)
+    with torch.no_grad():
+        if isinstance(layer, ColumnParallelLinear):
+            layer.lora_a.copy_(a), layer.lora_b.copy_(shard(b, tp, 0))
+            y = adapter.of_columns(shard(x, tp, 0) if sequence_parallel else x, layer.rows)
+            return all_gather(y.permute(2, 0, 1).contiguous(), tp).permute(1, 2, 0)
+        layer.lora_a.copy_(shard(a, tp, 1)), layer.lora_b.copy_(b)
+        return parallel.gather(adapter.of_rows(shard(x, tp, 2)).contiguous())
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_what_adapters_add_and_drop_is_the_same_on_two_ranks(sequence_parallel: bool) -> None:
+    def on_a_rank(rank: int, size: int) -> list[Tensor]:
+        tp = build_mesh(Layout(tp=size), rank).tp
+        return [added(kind, tp, sequence_parallel=sequence_parallel) for kind in KINDS]
+
+    alone = [added(kind, Axis("tp"), sequence_parallel=False) for kind in KINDS]
+    for found in run_on_ranks(on_a_rank, 2):
+        for mine, whole in zip(found, alone, strict=True):
+            torch.testing.assert_close(mine, whole, rtol=1e-12, atol=1e-12)
