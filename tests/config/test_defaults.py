@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,24 @@ def test_a_run_keeps_what_was_a_default_when_it_began(run: Path) -> None:
     content = {"model": {"num_layers": 2}}
     put(content, kept)
     assert content["model"] == {"num_layers": 2, "dropout": 0.1} and content["optim"] == {"beta2": 0.999}
+
+
+def test_a_run_of_the_first_version_keeps_all_that_it_began_with(tmp_path: Path) -> None:
+    began: dict[str, dict[str, float]] = {
+        "model": {"dropout": 0.1, "attention_dropout": 0.1},
+        "train": {"evaluate_every": 0},
+        "optim": {"min_learning_rate": 0.0, "warmup_steps": 0, "weight_decay": 0.01, "beta2": 0.999},
+        "checkpoint": {"every": 0},
+    }
+    lines = [
+        f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in keys.items()) for name, keys in began.items()
+    ]
+    (tmp_path / "config.toml").write_text("".join(lines))
+    content: dict[str, Any] = {}
+    put(content, kept_from_run({}, tmp_path))
+    assert content == began
+    (tmp_path / "config.toml").write_text("[train]\nevaluate_every = false\n")
+    assert kept_from_run({}, tmp_path) == {}, "what no version has written"
 
 
 def test_the_preset_tiny_keeps_its_positions(run: Path) -> None:

@@ -164,8 +164,8 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         ),
         (
             "data.split=9.1",
-            "data.split = 9.1 is a number with a decimal point or exponent, where text in quotes is expected. Write the "
-            'shares of train and validation, like data.split = "9:1".',
+            "data.split = 9.1 is a number with a decimal point or exponent, where text in quotes is expected. Write "
+            'the shares of train and validation, like data.split = "9:1".',
         ),
         (
             "run.folder=2024-01-02",

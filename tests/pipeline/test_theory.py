@@ -13,6 +13,27 @@ TIMES = st.integers(1, 12).map(lambda quarters: quarters / 4)
 """Sums of quarters are exact."""
 
 
+@pytest.mark.parametrize("durations", [Durations(), Durations(2.0, 3.0, 1.0)], ids=["equal", "unequal"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *(
+            Shape(name, p, m, 1)
+            for name in ("naive", "gpipe", "1f1b", "zero_bubble")
+            for p, m in ((4, 8), (4, 2), (1, 3))
+        ),
+        *(Shape("interleaved", p, m, v) for p, m, v in ((4, 8, 2), (4, 4, 2), (3, 3, 3), (3, 6, 1))),
+    ],
+    ids=str,
+)
+def test_some_bubbles_and_peaks(shape: Shape, durations: Durations) -> None:
+    """Of more micro-batches than stages, and of fewer: what does not run holds nothing, and fills nothing."""
+    lists = all_actions(*shape)
+    found = simulate(lists, shape.num_microbatches, virtual_stages=shape.virtual_stages, durations=durations)
+    assert found.bubble == pytest.approx(theory.bubble(*shape, durations), abs=1e-9)
+    assert list(found.peak) == [theory.peak(shape.name, stage, *shape[1:]) for stage in range(shape.num_stages)]
+
+
 @pytest.mark.slow
 @given(shapes(), TIMES, TIMES, TIMES)
 @settings(deadline=None, max_examples=150)

@@ -25,15 +25,21 @@ def shard(x: Tensor, tp: Axis, dim: int) -> Tensor:
     return x.chunk(tp.size, dim)[tp.rank].contiguous()
 
 
-def added(kind: type[ColumnParallelLinear | RowParallelLinear], tp: Axis, *, sequence_parallel: bool) -> Tensor:
-    """What an adapter that drops a half adds to the layer's output, whole: [s, b, o]."""
+def added(
+    kind: type[ColumnParallelLinear | RowParallelLinear],
+    tp: Axis,
+    *,
+    sequence_parallel: bool = False,
+    drops: bool = True,
+) -> Tensor:
+    """What an adapter of factor 2 that drops a half adds to the layer's output, whole: [s, b, o]."""
     parallel = Parallel(tp, sequence_parallel)
     layer = kind(INPUTS, OUTPUTS, parallel).double()
     layer.adapt("blocks.0.mlp.down", Adapters(rank=RANK, scale=2.0, dropout=0.5))
     layer.double()
     adapter, a, b = layer.adapter, numbers(RANK, INPUTS, seed=1), numbers(OUTPUTS, RANK, seed=2)
     assert adapter is not None
-    parallel.adapter_masks.now = Masks(7, torch.tensor([3, 9]).numpy())
+    parallel.adapter_masks.now = Masks(7, torch.tensor([3, 9]).numpy()) if drops else None
     x = numbers(S, B, INPUTS, seed=3)
     with torch.no_grad():
         if isinstance(layer, ColumnParallelLinear):
@@ -44,13 +50,24 @@ def added(kind: type[ColumnParallelLinear | RowParallelLinear], tp: Axis, *, seq
         return parallel.gather(adapter.of_rows(shard(x, tp, 2)).contiguous())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_adds_the_scaled_product_of_both_weights(
+    kind: type[ColumnParallelLinear | RowParallelLinear],
+) -> None:
+    expected = (
+        2.0 * numbers(S, B, INPUTS, seed=3) @ numbers(RANK, INPUTS, seed=1).t() @ numbers(OUTPUTS, RANK, seed=2).t()
+    )
+    torch.testing.assert_close(added(kind, Axis("tp"), drops=False), expected, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(added(kind, Axis("tp")), expected), "it drops where there are masks"
+
+
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_what_adapters_add_and_drop_is_the_same_on_two_ranks(sequence_parallel: bool) -> None:
     def on_a_rank(rank: int, size: int) -> list[Tensor]:
         tp = build_mesh(Layout(tp=size), rank).tp
         return [added(kind, tp, sequence_parallel=sequence_parallel) for kind in KINDS]
 
-    alone = [added(kind, Axis("tp"), sequence_parallel=False) for kind in KINDS]
+    alone = [added(kind, Axis("tp")) for kind in KINDS]
     for found in run_on_ranks(on_a_rank, 2):
         for mine, whole in zip(found, alone, strict=True):
             torch.testing.assert_close(mine, whole, rtol=1e-12, atol=1e-12)
