@@ -144,6 +144,8 @@ def test_derived_values() -> None:
     assert ParallelConfig(tp=8, dp=64).num_ranks == 512
     train = TrainConfig(steps=1, global_batch_size=48, micro_batch_size=2)
     assert train.num_microbatches(8) == 3
+    intervals = [train.model_copy(update={"evaluate_every": every}).evaluation_interval for every in (None, 0, 7)]
+    assert intervals == [500, 0, 7], "0: never"
     assert OptimConfig(learning_rate=1.0).decay_end(70) == 70
     assert OptimConfig(learning_rate=1.0, decay_steps=50).decay_end(70) == 50
 

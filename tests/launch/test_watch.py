@@ -366,6 +366,17 @@ def test_the_peer_of_a_transfer_is_told_by_its_rank(tmp_path: Path) -> None:
     assert told.peer == 5
 
 
+def test_a_report_tells_the_last_operations_newest_last_and_how_many_came_before_the_step(tmp_path: Path) -> None:
+    mesh = paper_mesh(Layout(tp=2), 0)
+    for step in (1, 2, 3):
+        mesh.ledger.begin_step(step)
+        for _ in range(3):
+            all_reduce(torch.ones(1), mesh.tp)
+    told = Watch(mesh, 5.0, FolderBoard(tmp_path))._describe("", False)
+    assert [each.number for each in told.recent] == [4, 5, 6, 7, 8, 9]
+    assert (told.step, told.numbers, told.step_numbers) == (3, {"tp": 9}, {"tp": 6})
+
+
 def test_a_wait_for_stages_that_share_a_weight_names_them(tmp_path: Path) -> None:
     """A stage may share one weight with its left neighbour and another with its right one."""
     mesh = paper_mesh(Layout(tp=2, pp=3), 2)
