@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,39 @@ def test_pinned_memory_is_let_go_once(monkeypatch: pytest.MonkeyPatch) -> None:
         made.close()
         made.close()
         assert not pinned
+
+
+def test_a_copy_from_a_gpu_is_whole_when_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is behind what the main thread has asked for, on a stream of its own, which is waited for."""
+    told: list[Any] = []
+
+    class Runtime:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            return 0
+
+    class Stream:
+        def wait_stream(self, other: str) -> None:
+            told.append(f"behind {other}")
+
+        def synchronize(self) -> None:
+            told.append("waited for")
+
+    @contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        told.append("copies")
+        yield
+        told.append("asked for")
+
+    for name, stands_in in (("cudart", Runtime), ("Stream", Stream), ("stream", on)):
+        monkeypatch.setattr(torch.cuda, name, stands_in)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the main stream")
+    shards = model_shards(weights(), 0, 1)
+    agreement = agree(shards)
+    originals, copies = agreement.tensors(shards), Snapshot(agreement.items, pinned=True)
+    copies.wait_for_originals()
+    copies.take(originals)
+    assert told == ["behind the main stream", "copies", "asked for", "waited for"]
+    assert all(torch.equal(copies.tensors[name], tensor) for name, tensor in originals.items())
 
 
 def test_a_rank_copies_what_it_writes(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from colonnade.checkpoint.manifest import newest, read_manifest, verify
 from colonnade.checkpoint.names import MANIFEST
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import save
+from colonnade.checkpoint.schema import clip
 from colonnade.errors import CheckpointError
 from tests.checkpoint import forging
 from tests.checkpoint.grids import MODEL, model_shards, number
@@ -52,6 +53,11 @@ def refused(path: Path) -> str:
     assert len(set(said)) == 1, said
     assert len(said[0]) < 1500 and said[0].replace("\n", "").isprintable()
     return said[0]
+
+
+def test_a_strangers_words_are_printable_on_one_line_and_short() -> None:
+    assert clip("a\nb\t\r\x1b[2Jc é", 80) == "a\ufffdb\ufffd\ufffd\ufffd[2Jc é"
+    assert clip("123456", 6) == "123456" and clip("1234567", 6) == "123456…"
 
 
 def moved(path: Path, to: Path, name: str) -> None:

@@ -19,6 +19,7 @@ from colonnade.config.load import load, loads
 from colonnade.config.parts import LoraConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
 from colonnade.convert import adapted
+from colonnade.convert import convert as conversion
 from colonnade.convert.adapted import Adapted, _BaseWeights, _weights_at
 from colonnade.convert.merge import _files, _metadata
 from colonnade.convert.to_peft import _check_only_adapters, _targets
@@ -331,6 +332,19 @@ def test_a_checkpoint_with_more_than_adapters_is_no_folder_of_peft(monkeypatch: 
         it = beside_a_base(here | {name: torch.ones(3) for name in names}, base, monkeypatch)
         with pytest.raises(CheckpointError, match=said):
             _check_only_adapters(it)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(None, None), ("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_a_checkpoint_with_adapters_becomes_a_folder_of_peft_of_the_format_that_is_asked_for(
+    dtype: str | None, kind: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    for name, answer in (("find", tmp_path / "step"), ("chosen", tmp_path), ("has_adapters", True)):
+        monkeypatch.setattr(conversion, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(conversion, "to_peft", lambda *paths, **how: asked.append((paths, how)) or ["done"])
+    rest: dict[str, Any] = {"max_shard_size": None, "best": False}
+    conversion.convert(tmp_path, tmp_path / "out", dtype=dtype, dry_run=True, **rest)
+    assert asked == [((tmp_path / "step", tmp_path / "out"), {"dtype": kind, "dry_run": True})]
 
 
 @pytest.mark.one_in(2)

@@ -76,6 +76,13 @@ def test_every_identifier_knows_three_languages(library: str) -> None:
     assert identify("...")[1] < 0.65 or library not in ("cld2", "lingua", "langdetect")
 
 
+@pytest.mark.parametrize("character", "\x00\x08\x0b\x0c\x1f\x7f\x9f\ufdd0\ufffe\uffff\U0001ffff", ids=ascii)
+def test_a_character_that_cld2_refuses_is_not_shown_to_it(character: str) -> None:
+    pytest.importorskip("pycld2")
+    identify = identifier("cld2")
+    assert identify(f"{ENGLISH}{character}{ENGLISH}").code == "en"
+
+
 def test_a_language_has_one_code_in_each_of_its_scripts() -> None:
     pytest.importorskip("pycld2")
     identify = identifier("cld2")

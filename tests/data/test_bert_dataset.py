@@ -261,6 +261,13 @@ def test_fifteen_percent_in_whole_words() -> None:
     assert 0.145 < chosen_total / total <= 0.15
 
 
+@pytest.mark.parametrize(("words", "chosen"), [(2, 1), (9, 1), (11, 2), (17, 3), (23, 3), (24, 4)])
+def test_the_share_of_a_short_text_is_the_nearest_number_of_tokens(words: int, chosen: int) -> None:
+    """One at least: 0.15 of 17 is 2.55, of 23 is 3.45."""
+    tokens = np.array([CLS, *[FIRST + 2] * words, SEP])  # words of one token, which fit any budget
+    assert {int(choose(tokens, PIECES, Masking(), draws(sample)).sum()) for sample in range(5)} == {chosen}
+
+
 def test_runs_of_words_are_as_one_to_a_half_to_a_third() -> None:
     counts = Counter(Masking().lengths(np.linspace(0.0005, 0.9995, 1_100)).tolist())
     assert counts == {1: 600, 2: 300, 3: 200}

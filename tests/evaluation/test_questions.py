@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from colonnade.data.example_dataset import PairTokens
 from colonnade.data.question_windows import CONTROL_TOKENS, Windows
 from colonnade.errors import DataError
-from colonnade.evaluation.questions import prepare
+from colonnade.evaluation.questions import _inputs, prepare
 from colonnade.examples.squad import Question
 from tests.tasks.examples import WORDS, vocabulary
 
@@ -24,6 +26,18 @@ def test_windows_are_as_wide_as_the_question_that_is_read_leaves_room_for(tmp_pa
     assert len(found.asked) == 3 and len(found.text) == len(found.places) == 20
     assert found.windows == [range(6), range(4, 10), range(8, 14), range(12, 18), range(16, 20)]
     assert max(map(len, found.windows)) == length - CONTROL_TOKENS - 3
+
+
+@pytest.mark.parametrize(("multiple", "longest"), [(1, 8), (2, 8), (3, 9), (5, 10)])
+def test_windows_side_by_side_are_as_long_as_sequence_parallelism_can_cut(
+    tmp_path: Path, multiple: int, longest: int
+) -> None:
+    tokenizer = vocabulary(tmp_path)
+    (found,) = prepare([question(2, " ".join(WORDS[:1] * 4))], tokenizer, Windows(doc_stride=2), 8)
+    assert found.windows == [range(3), range(2, 4)]
+    inputs = _inputs([(found, each) for each in found.windows], PairTokens.of(tokenizer), torch.device("cpu"), multiple)
+    assert inputs.tokens.shape == inputs.real.shape == (longest, 2)
+    assert inputs.real.sum(0).tolist() == [8, 7], "tokens of the question, the window, and three around them"
 
 
 def test_what_leaves_no_room_is_told_with_the_tokens_that_are_read(tmp_path: Path) -> None:
