@@ -7291,6 +7291,62 @@ MUTATIONS = [
         "std=size**-0.5",
         ("tests/model/test_flops.py",),
     ),
+    Mutation(
+        "a stranger's line breaks stand in messages",
+        "checkpoint/schema.py",
+        '"".join(character if character.isprintable() else',
+        '"".join(character if character.isprintable() or character.isspace() else',
+        ("tests/checkpoint/test_stranger.py",),
+    ),
+    Mutation(
+        "adapters become a folder of peft as they are stored, whatever format is asked for",
+        "convert/convert.py",
+        "to_peft(checkpoint, target, dtype=kind, dry_run=dry_run)",
+        "to_peft(checkpoint, target, dtype=None, dry_run=dry_run)",
+        ("tests/convert/test_adapters.py",),
+    ),
+    Mutation(
+        "a copy from a GPU is not waited for",
+        "checkpoint/snapshot.py",
+        "        self._stream.synchronize()\n",
+        "        torch.cuda.current_stream().synchronize()\n",
+        ("tests/checkpoint/test_snapshot.py",),
+    ),
+    Mutation(
+        "windows side by side are padded to a length that tensor-parallel ranks cannot cut",
+        "evaluation/questions.py",
+        "longest += -longest % multiple",
+        "longest += longest % multiple",
+        ("tests/evaluation/test_questions.py",),
+    ),
+    Mutation(
+        "the masked share of a text is rounded down",
+        "data/masking.py",
+        "budget = max(1, round(masking.share * int(",
+        "budget = max(1, int(masking.share * int(",
+        ("tests/data/test_bert_dataset.py",),
+    ),
+    Mutation(
+        "CLD2 is shown characters that it refuses",
+        "corpus/language.py",
+        "[\\x00-\\x08\\x0b-\\x1f",
+        "[\\x00-\\x08\\x0e-\\x1f",
+        ("tests/corpus/test_steps.py",),
+    ),
+    Mutation(
+        "each evaluation tells of all data sets of a long blend",
+        "train/held_out.py",
+        "islice(self.each.items(), most)",
+        "self.each.items()",
+        ("tests/train/test_held_out.py",),
+    ),
+    Mutation(
+        "the share of an L40 is told by the peak of an L4",
+        "architecture/devices.py",
+        '    "L40": 181e12,\n',
+        "",
+        ("tests/model/test_flops.py",),
+    ),
 ]
 
 
