@@ -7347,6 +7347,20 @@ MUTATIONS = [
         "",
         ("tests/model/test_flops.py",),
     ),
+    Mutation(
+        "an evaluation that a repair has undone ends the run",
+        "train/loop.py",
+        "            enough = False  # the evaluation that said so is undone\n            continue\n",
+        "            continue\n",
+        ("tests/train/test_loop.py",),
+    ),
+    Mutation(
+        "credentials stand in what a page's script reads",
+        "drawing/html.py",
+        "json.dumps(hidden(content), ",
+        "json.dumps(content, ",
+        ("tests/drawing/test_html.py",),
+    ),
 ]
 
 
