@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from colonnade.architecture.parts import trained_architecture
-from colonnade.config.load import load
+from colonnade.config.load import load, loads
 from colonnade.config.numbers import amount
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.indexed import TokenFile
@@ -74,6 +74,19 @@ def test_its_numbers_are_those_of_the_run(corpus: TinyCorpus, tmp_path: Path) ->
     assert (found.fields["ranks"], found.fields["trained_parameters"]) == (1, parameters)
     assert found.fields["transport"] == "" and "talk" not in rows(found)["layout"]
     assert "note" not in rows(found)
+
+
+def test_a_step_on_preferences_has_both_answers_of_each_pair() -> None:
+    text = """
+    model = { num_layers = 1, hidden_size = 16, num_heads = 2, seq_length = 8, head = "preferences" }
+    data.train = "pairs"
+    train = { steps = 6, global_batch_size = 4, micro_batch_size = 2, init_from = "w" }
+    optim.learning_rate = 1.0
+    run.folder = "r"
+    """
+    corpus: Any = SimpleNamespace(datasets=SimpleNamespace(train=range(20)))
+    told = banners._steps(loads(text), corpus)
+    assert told == "6 of 4 × 16 tokens, 384 tokens in all: 1.2 epochs of 5.0 steps"
 
 
 def test_of_changes_to_come_the_length_alone_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:

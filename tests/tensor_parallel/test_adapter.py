@@ -8,7 +8,7 @@ from colonnade.architecture.statement import Adapters
 from colonnade.kernels.dropout import Masks
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import Axis, build_mesh
+from colonnade.mesh.mesh import Axis, build_mesh, paper_mesh
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
@@ -71,3 +71,21 @@ def test_what_adapters_add_and_drop_is_the_same_on_two_ranks(sequence_parallel: 
     for found in run_on_ranks(on_a_rank, 2):
         for mine, whole in zip(found, alone, strict=True):
             torch.testing.assert_close(mine, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_of_groups_that_ranks_share_an_adapter_adds_the_rows_of_their_own() -> None:
+    """Keys and values of fewer heads than ranks, of which each rank has the whole weight."""
+    x, a, b = numbers(S, B, INPUTS, seed=3), numbers(RANK, INPUTS, seed=1), numbers(OUTPUTS, RANK, seed=2)
+    weight = numbers(OUTPUTS, INPUTS, seed=4)
+    expected = x @ (weight + 2.0 * b @ a).t()
+    for rank in range(4):
+        layer = ColumnParallelLinear(
+            INPUTS, OUTPUTS, Parallel(paper_mesh(Layout(tp=4), rank).tp), bias=False, groups=2
+        ).double()
+        layer.adapt("blocks.0.attention.key_value", Adapters(rank=RANK, scale=2.0, dropout=0.0))
+        layer.double()
+        with torch.no_grad():
+            for kept, drawn in ((layer.weight, weight), (layer.lora_a, a), (layer.lora_b, b)):
+                kept.copy_(drawn)
+            half = slice(0, OUTPUTS // 2) if rank < 2 else slice(OUTPUTS // 2, OUTPUTS)
+            torch.testing.assert_close(layer(x), expected[:, :, half], rtol=1e-12, atol=1e-12)

@@ -97,6 +97,16 @@ def test_each_data_set_of_a_blend_has_scores() -> None:
     assert of_each(config_of({}, blend | {"validation": "own"})) == []
 
 
+@pytest.mark.parametrize(
+    "key", ["data.blend", "data.validation", "data.questions", "data.tokenizer", "model.head", "train.evaluate_every"]
+)
+def test_where_a_key_that_decides_about_scores_is_not_known_none_is_refused(key: str) -> None:
+    """As in a sweep over it."""
+    config = config_of({})
+    assert score_problems("loss/news", config, {key, "train.seed"}) == []
+    assert score_problems("loss/news", config, {"train.seed"}) != []
+
+
 def test_data_sets_are_named_by_as_little_as_tells_them_apart() -> None:
     assert data_set_names(["/a/books", "/b/web", "/c/books"]) == ["/a/books", "web", "/c/books"]
 
