@@ -153,6 +153,11 @@ BLENDED = SMALL.replace('train = "corpus"', 'blend = {"tokens/web" = 0.7, "token
             "leave recompute_every out.",
         ),
         (
+            ("parallel.recompute_every=2", "parallel.recompute=selective"),
+            'parallel.recompute_every = 2 has no effect with parallel.recompute = "selective". Use recompute = "full", '
+            "or leave recompute_every out.",
+        ),
+        (
             ("train.loss_scale=0.5",),
             "train.loss_scale = 0.5 is below train.min_loss_scale = 1: the first overflow would end the run. Use a "
             "loss_scale of 1 or more.",

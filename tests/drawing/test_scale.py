@@ -43,6 +43,12 @@ def test_numbers_far_apart_get_powers_of_ten() -> None:
     assert not scale_of([0.01, 300.0], may_be_log=False).log
 
 
+def test_zero_is_on_a_scale_where_it_is_near_unless_it_is_not_wanted() -> None:
+    assert scale_of([1.0, 11.0]) == Scale(0.0, 11.6)
+    assert scale_of([1.0, 11.0], from_zero=False) == Scale(pytest.approx(0.4), 11.6)  # type: ignore[arg-type]
+    assert scale_of([9.0, 11.0]).low > 8.0, "it is far"
+
+
 @pytest.mark.parametrize("highest", [0.25, 1.0, 40.0])
 def test_an_axis_ends_where_its_series_does(highest: float) -> None:
     """Of a step that takes a fourth of a second, or a run of a fourth of an hour, too."""

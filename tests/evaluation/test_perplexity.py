@@ -164,6 +164,16 @@ def test_all_of_a_document_is_scored_whatever_training_leaves_out(too_long: TooL
     assert found.tokens == len(TEXT) - 3 and found == whole
 
 
+@pytest.mark.parametrize("packing", ["best_fit", "whole"])
+def test_a_stride_that_is_asked_for_is_that_of_windows_however_training_packed(packing: str) -> None:
+    model, starts = tiny_gpt(Axis("tp")), np.array([0, 4, 24])
+    separate, packed = Cut(separate=True), Cut(separate=True, **{packing: True})
+    found, expected = (
+        evaluate_tokens(model, TEXT, dp=DP, starts=starts, cut=cut, stride=5) for cut in (packed, separate)
+    )
+    assert found == expected and found != evaluate_tokens(model, TEXT, dp=DP, starts=starts, cut=packed)
+
+
 # With 4 data-parallel ranks and 3 windows, one of them has nothing to do.
 @pytest.mark.parametrize(
     "layout", [Layout(dp=2), Layout(tp=2), Layout(pp=2), Layout(dp=2, tp=2), Layout(dp=4)], ids=str

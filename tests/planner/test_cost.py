@@ -9,7 +9,7 @@ from colonnade.pipeline.schedule import Action
 from colonnade.planner.cost import Cost
 from colonnade.planner.hardware import hardware
 from colonnade.planner.operators import Operator, Section, Sent, Waited
-from colonnade.planner.timeline import of_actions, play
+from colonnade.planner.timeline import Clock, of_actions, play
 from tests.parity.runs import Case, Way, configured
 
 A100 = hardware("a100-80gb").having(products__half_area=0, products__half_depth=0, device__kernel_seconds=0)
@@ -49,6 +49,17 @@ def test_between_islands_of_a_machine_and_between_machines_it_is_the_network_tha
     assert Cost(machine, 64).move("send", 10**8, (3, 8)) == pytest.approx(0.25 + 1e8 / (1e8 * 0.5))
     fast = machine.having(island__bandwidth=1e7)
     assert Cost(fast, 64).move("send", 10**8, (3, 4)) == pytest.approx(0.25 + 1e8 / (1e7 * 0.5)), "the slowest link"
+
+
+def test_a_collective_waits_for_the_one_before_it_on_its_axis() -> None:
+    """Also where the device has been at work before both; another axis' link is free."""
+    cost = Cost(A100, 8)
+    entry = Entry("all_reduce", "dp", (10**8,), "float32", 4 * 10**8, "", False, 0.0)
+    sent = [Sent(1, entry, (0, 1)), Sent(2, entry, (0, 1)), Sent(3, replace(entry, axis="tp"), (0, 1))]
+    seconds = cost.collective(entry, (0, 1))
+    for number, done in ((1, seconds), (2, 2 * seconds), (3, seconds)):
+        clock = Clock(cost, device=5.0)
+        assert clock.play([*sent, Waited(number)]) == pytest.approx(done)
 
 
 def test_two_machines_under_two_switches_are_beyond_one() -> None:

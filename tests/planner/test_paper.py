@@ -98,6 +98,12 @@ def test_what_stages_send_goes_from_one_rank_of_all_to_another() -> None:
         assert {sent.ranks for sent in moved} == {(rank, peer)}
 
 
+def test_the_gradient_of_a_table_on_both_ends_is_put_down_to_it() -> None:
+    for rank in (0, 1):
+        sums = [each for each in on_paper(PLAIN, Way(pp=2, micro_batch_size=2), rank).entries if each.axis == "ends"]
+        assert [(each.operation, each.unit) for each in sums] == [("all_reduce", "embedding.tokens")]
+
+
 # --- the shortcut -----------------------------------------------------------------------------------------------------
 
 SUMS = ("stack", "cat", "_to_copy")

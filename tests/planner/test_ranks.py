@@ -11,6 +11,7 @@ from colonnade.config.load import load
 from colonnade.config.numbers import amount
 from colonnade.config.schema import Config
 from colonnade.mesh.layout import Layout
+from colonnade.planner import ranks
 from colonnade.planner.memory import Memory, rank_memory
 from colonnade.planner.ranks import RankKind, RankPlan, _traffic, as_json, as_text, largest, plan_ranks, plan_run
 from colonnade.planner.step import Step
@@ -35,6 +36,19 @@ def test_the_paper_s_512_ranks() -> None:
     all_reduces, size = kind.traffic["all_reduce", "tp"]
     assert all_reduces == 8 * (4 * 72 + 2)  # each micro-batch: 2 forward and 2 backward a layer, embedding and head
     assert size == all_reduces * 1024 * 3072 * 2
+
+
+@pytest.mark.parametrize("how", ["joined", "separate"])
+def test_a_run_is_planned_with_its_own_optimizer_device_and_documents(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "plan_ranks", lambda *parts, **keys: (parts, keys))
+    keys = [f"data.documents={how}", "train.device=cpu", "optim.name=lamb"]
+    settings = load(EXAMPLES / "gpt2-355m.toml", keys)
+    parts, told = plan_run(settings, 99)
+    assert parts == (settings.model, settings.parallel, settings.train)
+    assert (told["optimizer"], told["vocab_size"], told["device"]) == ("lamb", 99, "cpu")
+    assert told["separate_documents"] == (how == "separate")
 
 
 @pytest.mark.slow

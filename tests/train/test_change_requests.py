@@ -129,8 +129,10 @@ def test_the_number_of_a_file_changes_that_is_named_with_credentials(config: Pat
     blend = f'blend = {{"{corpus.prefix}" = 1.0, "{url}" = 3.0}}'
     config.write_text(config.read_text().replace(f'train = "{corpus.prefix}"', blend))
     began = load(config)
-    line = Line("a", json.dumps({"change": {BLEND: {hidden(url): 2.0}}}), is_whole=True)
-    (change,) = Decided().with_line(line, began, 3).changes
+    for named in (hidden(url), url):
+        line = Line("a", json.dumps({"change": {BLEND: {named: 2.0}}}), is_whole=True)
+        (change,) = Decided().with_line(line, began, 3).changes
+        assert change.values == {BLEND: {hidden(url): 2.0}}, "nor is it written down with them"
     now = in_force(began, [change.model_copy(update={"position": 12})])
     assert not list(conflicts(now, [change]))
     assert now.data.blend == {str(corpus.prefix): 1.0, url: 2.0} and "s3cr3t" not in change.model_dump_json()

@@ -85,6 +85,21 @@ def test_in_16_bits_it_is_computed_with_them_from_the_first_step_on(
         assert weight.dtype == torch.bfloat16 and torch.equal(weight, saved[name].bfloat16()), name
 
 
+def test_what_is_not_taken_is_told_with_what_means_something_else(
+    finished: Finished, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    """Such as a classifier of other labels, which has a name that the model has."""
+    state = build_state(load(write_config(corpus, tmp_path)), Mesh(), VOCAB_SIZE, torch.device("cpu"))
+    whole, events = origin_at(finished.folder), list[dict[str, Any]]()
+    put_aside = "head.norm.bias"
+    shapes = {name: shape for name, shape in whole.shapes.items() if name != put_aside} | {"pooler.weight": (3, 3)}
+    origin = replace(whole, shapes=shapes, unused=frozenset({put_aside}))
+    told: Any = SimpleNamespace(event=lambda name, **fields: events.append(fields), say=lambda _: None)
+    begin_from(origin, state, SimpleNamespace(tokenizer=None, vocab_size=VOCAB_SIZE), told)  # type: ignore[arg-type]
+    (event,) = events
+    assert (event["left"], event["new"]) == (["head.norm.bias", "pooler.weight"], ["head.norm.bias"])
+
+
 def test_a_published_models_weights(finished: Finished, corpus: TinyCorpus, tmp_path: Path) -> None:
     answer = here("convert", finished.folder, tmp_path / "theirs")
     assert answer.status == 0, answer

@@ -96,6 +96,14 @@ def test_ranks_of_every_axis_are_told() -> None:
     assert (groups["pp"], groups["ends"], groups["holders 0,1"]) == ([1, 3, 5], [3], [1, 3])
 
 
+def test_a_rank_tells_its_place_on_each_axis() -> None:
+    layout = Layout(tp=2, pp=3, dp=4)
+    mesh = paper_mesh(layout, layout.rank_at(pp=2, dp=3, tp=1))
+    profile: Any = SimpleNamespace(_mesh=mesh, _clock=Clock(), _done=[], _memory=[])
+    told = Profile._told(profile)
+    assert (told["rank"], told["coordinates"]) == (mesh.rank, {"pp": 2, "dp": 3, "tp": 1})
+
+
 def test_a_rank_tells_by_how_much_its_clock_differs_from_the_systems() -> None:
     """By which the spans of ranks on two machines are laid side by side."""
     profile: Any = SimpleNamespace(_mesh=paper_mesh(Layout(), 0), _clock=Clock(), _done=[], _memory=[])
