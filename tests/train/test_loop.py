@@ -343,6 +343,7 @@ def test_rank_0_tells_what_happens_as_the_configuration_says(
     given: dict[str, Any] = {}
     monkeypatch.setattr(loop, "Monitor", lambda folder, **more: given.update(more))
     monkeypatch.setattr(loop, "trackers", lambda config: ("a tracker",))
+    monkeypatch.setattr(loop, "peak_flops", lambda name, precision: 1e8)
     mesh: Any = SimpleNamespace(rank=rank, layout=Layout(dp=2))
     data: Any = SimpleNamespace(vocab_size=275)
     for limit in (0, 60):
@@ -352,6 +353,8 @@ def test_rank_0_tells_what_happens_as_the_configuration_says(
         assert (given["active"], given["trackers"]) == ((True, ("a tracker",)) if rank == 0 else (False, ()))
         assert (given["steps"], given["log_every"], given["tokens_per_step"]) == (6, 7, 64)
         assert given["patient"] == bool(limit) and given["tracking_patience"] == 3
+        assert given["peak_flops"] == 2e8, "of all ranks together"
+        assert given["flops_per_token"] == architecture_of(config.model, 275).flops_per_token
 
 
 def test_resuming_can_be_refused(finished: Finished) -> None:

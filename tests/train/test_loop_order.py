@@ -1,0 +1,351 @@
+"""In which order a run steps, evaluates, saves and asks its ranks, and what a step writes down: its parts stand in."""
+
+import math
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from colonnade.config.schema import DivergenceConfig
+from colonnade.train import loop
+from colonnade.train.divergence import Diverged, Divergence, LossWatch
+from colonnade.train.held_out import Evaluation
+from colonnade.train.interrupt import Request
+from colonnade.train.step import StepResult
+from tests.told import Told
+
+
+class Standing:
+    """A run whose parts write down what is asked of them, in place of one that trains."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, steps: int = 3, every: int = 0, compared: int = 0) -> None:
+        self.done = list[str]()
+        self.told = Told()
+        self.asked: dict[int, Request] = {}
+        self.news, self.copied, self.longer, self.over = set[int](), set[int](), set[int](), set[int]()
+        """Steps behind which there are changes to read, a copy to make, a change that prolongs, or another config."""
+        self.diverges = self.enough = 0
+        """Once in this step; at the evaluation of this one."""
+        self.failed = False
+        self.state: Any = SimpleNamespace(step=0)
+        for name in ("_step", "_kept", "_is_enough", "_evaluate_at_start"):
+            monkeypatch.setattr(loop, name, getattr(self, name))
+        monkeypatch.setattr(loop, "roll_back", self._roll_back)
+        at, does = self.state, self.done.append
+        train = SimpleNamespace(steps=steps, evaluate_at_start=False)
+        saving = SimpleNamespace(every=every, compare_copies_every=compared)
+        self.run: Any = SimpleNamespace(
+            config=SimpleNamespace(checkpoint=saving, train=train),
+            mesh=SimpleNamespace(rank=0, ledger=SimpleNamespace(begin_step=lambda step: does(f"count {step}"))),
+            corpus=None,
+            monitor=self.told,
+            in_force=SimpleNamespace(
+                is_over=lambda state: state.step in self.over,
+                prolongs=lambda state: state.step in self.longer,
+                has_news=lambda: at.step in self.news,
+                read=lambda step: does(f"read {step}"),
+            ),
+            checkpoints=SimpleNamespace(
+                has_failed=False, is_due=False, wait=lambda: does("wait"), payload=lambda state: "payload"
+            ),
+            slow_ranks=SimpleNamespace(largest=lambda number, step: number),
+            profile=SimpleNamespace(finish=lambda step, ends: does(f"profile {step}{' ends' * bool(ends)}")),
+            copies=SimpleNamespace(
+                are_due=lambda step: step in self.copied,
+                save=lambda state, payload: does(f"copy {state.step} {payload}"),
+                say_recovered=lambda step: does(f"recovered {step}"),
+            ),
+            uploads=SimpleNamespace(wake=lambda *, refresh=False: does(f"wake {refresh}")),
+        )
+
+    def _step(self, run: Any, state: Any) -> dict[str, float]:
+        if state.step + 1 == self.diverges:
+            self.diverges = 0
+            raise Diverged(Divergence(state.step + 1, state.step + 1, "it rose"))
+        state.step += 1
+        return {"loss": 2.0} | ({loop.LOSS: 1.0} if state.step == self.enough else {})
+
+    def _kept(self, run: Any, state: Any, *, saves: bool, must: bool, repair: Any) -> bool:
+        self.done.append(f"{'save' if saves else 'compare'} {state.step}{' must' * bool(must)}")
+        return True
+
+    def _is_enough(self, run: Any) -> bool:
+        return bool(self.enough) and self.state.step == self.enough
+
+    def _evaluate_at_start(self, run: Any, state: Any) -> None:
+        self.done.append("evaluate")
+
+    def _roll_back(self, found: Any, state: Any, *_: Any, **more: Any) -> None:
+        self.done.append(f"back from {found.step}")
+        state.step = 0
+
+    def train(self) -> bool:
+        asked = SimpleNamespace(
+            newest=lambda: self.asked.get(self.state.step, Request.NOTHING), reason=" (why)", exit_code=99
+        )
+        return loop._train(self.run, self.state, asked, SimpleNamespace())  # type: ignore[arg-type]
+
+    def of(self, *kinds: str) -> list[str]:
+        """What was done of these kinds, in order."""
+        return [each for each in self.done if each.split()[0] in kinds]
+
+
+def test_a_run_saves_as_often_as_it_is_to_and_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Standing(monkeypatch, steps=5, every=2)
+    assert not run.train()
+    assert run.of("save", "compare") == ["save 2", "save 4", "save 5 must"]
+    assert run.of("count") == [f"count {step}" for step in range(1, 6)], "what is sent belongs to the step under way"
+    assert run.of("profile") == [*(f"profile {step}" for step in range(1, 5)), "profile 5 ends"]
+    assert run.of("recovered", "read", "copy", "wake", "evaluate") == [f"recovered {step}" for step in range(1, 6)]
+    run = Standing(monkeypatch, steps=2)
+    assert not run.train() and run.of("save", "compare") == ["save 2 must"], "0: at the end alone"
+
+
+def test_a_run_saves_when_it_is_asked_to_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Standing(monkeypatch)
+    run.asked, run.news = {2: Request.SAVE}, {1, 2}
+    assert not run.train()
+    assert run.of("save", "read") == ["read 1", "read 2", "save 2", "save 3 must"]
+
+
+@pytest.mark.parametrize("again", ["has_failed", "is_due"])
+def test_a_save_that_has_failed_is_tried_behind_the_next_step(monkeypatch: pytest.MonkeyPatch, again: str) -> None:
+    run = Standing(monkeypatch, steps=2)
+    setattr(run.run.checkpoints, again, True)
+    assert not run.train() and run.of("save") == ["save 1", "save 2 must"]
+    if again == "is_due":
+        run = Standing(monkeypatch, steps=2)
+        run.run.checkpoints.is_due, run.run.mesh.rank = True, 1
+        assert not run.train() and run.of("save") == ["save 2 must"], "rank 0's clock decides"
+
+
+def test_a_run_that_is_to_stop_saves_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Standing(monkeypatch)
+    run.asked, run.news = {2: Request.STOP}, {2}
+    with pytest.raises(SystemExit) as ended:
+        run.train()
+    assert ended.value.code == 99 and run.done[-4:] == ["profile 2 ends", "save 2 must", "recovered 2", "wait"]
+    assert not run.of("read"), "whoever starts it again reads them"
+    assert run.told.events == [("interrupted", {"step": 2, "loss": 2.0})]
+    assert run.told.said[-1].startswith("Stopped after step 2 (why); everything is saved.")
+
+
+def test_a_run_that_is_to_stop_after_its_last_step_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Standing(monkeypatch)
+    run.asked = {3: Request.STOP}
+    assert not run.train() and run.told.events == [] and run.of("save") == ["save 3 must"]
+
+
+def test_copies_are_compared_where_nothing_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save compares them itself, and a copy in memory is of state whose copies are equal."""
+    run = Standing(monkeypatch, steps=6, every=4, compared=2)
+    run.copied = {3, 4}
+    assert not run.train()
+    assert run.of("save", "compare", "copy") == [
+        "compare 2",
+        "compare 3",
+        "copy 3 payload",
+        "save 4",
+        "save 6 must",
+    ]
+
+
+def test_a_run_that_becomes_longer_goes_on_behind_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the configuration that is in force from there on."""
+    run = Standing(monkeypatch, steps=2)
+    run.longer, run.over = {2}, {2}
+    assert run.train(), "another configuration is in force"
+    assert run.state.step == 2 and run.of("save", "profile") == ["profile 1", "profile 2", "save 2 must"]
+
+
+def test_evaluations_that_are_enough_end_a_run_with_all_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was asked for meanwhile."""
+    run = Standing(monkeypatch, steps=6)
+    run.enough, run.news, run.longer = 2, {1, 2}, {2}
+    assert not run.train() and run.state.step == 2
+    assert run.of("profile", "save", "read") == ["read 1", "profile 1", "profile 2 ends", "save 2 must"]
+    run = Standing(monkeypatch, steps=6)
+    run.enough, run.asked = 2, {2: Request.STOP}
+    assert not run.train() and run.told.events == [], "it has finished, and is not to be gone on with"
+
+
+def test_a_step_that_diverges_is_taken_again_behind_the_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was uploaded of the steps in between is not the run's any more."""
+    run = Standing(monkeypatch, steps=2)
+    run.diverges = 2
+    assert not run.train()
+    assert run.of("count", "back", "wake") == ["count 1", "count 2", "back from 2", "wake True", "count 1", "count 2"]
+
+
+@pytest.mark.parametrize(("at", "asked", "evaluates"), [(0, True, True), (0, False, False), (1, True, False)])
+def test_only_where_a_run_starts_from_is_evaluated_before_a_step(
+    monkeypatch: pytest.MonkeyPatch, at: int, asked: bool, evaluates: bool
+) -> None:
+    run = Standing(monkeypatch, steps=2)
+    run.state.step, run.run.config.train.evaluate_at_start = at, asked
+    assert not run.train()
+    assert run.done[0] == ("evaluate" if evaluates else f"count {at + 1}") and run.told.said == []
+
+
+def test_a_run_that_is_at_its_end_says_how_to_train_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Standing(monkeypatch)
+    run.state.step = 3
+    assert not run.train() and run.done == []
+    assert run.told.said == ["Nothing is left to do: train.steps = 3. To train on, raise it."]
+
+
+# --- what a step writes down ------------------------------------------------------------------------------------------
+
+
+class Stepped:
+    """One step of a run whose parts write down what they are given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, every: int = 0, **found: Any) -> None:
+        result = StepResult(2.5, 1.0, 0.1, (2.5,), (8,), 1.0, skipped=False)
+        self.result = replace(result, **found)
+        self.taken: list[tuple[int, int | None]] = []
+        self.wrote: list[tuple[str, Any]] = []
+        self.evaluation: Any = None
+        monkeypatch.setattr(loop, "train_step", self._train_step)
+        monkeypatch.setattr(loop, "_evaluate", lambda run, state: self.evaluation)
+        ledger = SimpleNamespace(part=lambda name: nullcontext())
+        config = SimpleNamespace(
+            train=SimpleNamespace(steps=5, evaluation_interval=every),
+            model=SimpleNamespace(sequences=2),
+            divergence=DivergenceConfig(),
+            run=SimpleNamespace(heartbeat="beat.json"),
+        )
+        write = self.wrote.append
+        monitor = SimpleNamespace(
+            beat=lambda step, path: write(("beat", (step, path))),
+            thermometers=lambda found, summary: write(("thermometers", (found, summary))),
+            step=lambda metrics, seconds, tokens: write(("step", {**metrics, "of this step": tokens})),
+            say=lambda text: write(("say", text)),
+        )
+        self.run: Any = SimpleNamespace(
+            config=config,
+            device="cpu",
+            corpus=SimpleNamespace(curriculum=SimpleNamespace(next=lambda at: at + 8, unit=16)),
+            mesh=SimpleNamespace(ledger=ledger),
+            monitor=monitor,
+            profile=SimpleNamespace(step=lambda state: nullcontext()),
+            slow_ranks=SimpleNamespace(step=nullcontext),
+            data=SimpleNamespace(take=lambda at, then: self.taken.append((at, then)) or []),
+            checkpoints=SimpleNamespace(copied=None),
+        )
+        self.state: Any = SimpleNamespace(
+            step=3,
+            samples=24,
+            skipped=3,
+            watch=LossWatch(),
+            loss_scale=SimpleNamespace(is_dynamic=False),
+            model=SimpleNamespace(architecture=SimpleNamespace(losses=("loss",))),
+        )
+
+    def _train_step(self, state: Any, *_: Any, **more: Any) -> StepResult:
+        state.step += 1
+        return self.result
+
+    def __call__(self) -> dict[str, float | int]:
+        return loop._step(self.run, self.state)
+
+    def of(self, kind: str) -> list[Any]:
+        return [content for each, content in self.wrote if each == kind]
+
+
+def test_a_step_writes_down_its_numbers_and_the_tokens_up_to_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of samples with two sequences each."""
+    step = Stepped(monkeypatch)
+    found = step()
+    assert found == {"step": 4, "loss": 2.5, "learning_rate": 0.1, "grad_norm": 1.0, "tokens": 32 * 16 * 2}
+    assert step.of("step") == [found | {"of this step": 8 * 16 * 2}] and step.state.samples == 32
+    assert step.of("beat") == [(4, "beat.json")] and not step.of("thermometers")
+
+
+def test_only_what_a_later_step_takes_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Stepped(monkeypatch)
+    step(), step()
+    assert step.taken == [(24, 32), (32, None)], "step 5 is the last"
+
+
+def test_a_step_that_was_left_out_has_numbers_that_any_reader_of_json_can_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = Stepped(monkeypatch, grad_norm=math.inf, skipped=True, loss_scale=1024.0)
+    step.state.loss_scale.is_dynamic = True
+    found = step()
+    assert (found["grad_norm"], found["loss_scale"], found["skipped_steps"]) == (0.0, 1024.0, 3)
+
+
+@pytest.mark.parametrize(("every", "evaluated"), [(0, [False] * 2), (4, [True, True]), (3, [False, True])])
+def test_a_step_is_evaluated_in_turn_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, every: int, evaluated: list[bool]
+) -> None:
+    step = Stepped(monkeypatch, every=every)
+    summary = SimpleNamespace(summary=lambda: "loss 1.5")
+    step.evaluation = SimpleNamespace(
+        found=summary, of_each=lambda most: [f"at most {most}"], numbers=lambda: {"loss": 1}
+    )
+    found = [step(), step()]
+    assert [each.get("validation_loss") for each in found] == [1 if told else None for told in evaluated]
+    said = [
+        f"  validation at step {n}: loss 1.5\n    at most 16" for n, told in zip((4, 5), evaluated, strict=True) if told
+    ]
+    assert step.of("say") == said
+    assert "say" not in (kind for kind, _ in step.wrote[:2]), "behind the line of the step"
+
+
+def test_what_the_thermometers_of_a_step_show_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = SimpleNamespace(
+        to_json=lambda: {"step": 4}, summary=lambda: "all is well", step=4, largest=lambda *_: None
+    )
+    step = Stepped(monkeypatch, reading=reading)
+    monkeypatch.setattr(loop, "_check_not_diverged", lambda *_: None)
+    step()
+    assert step.of("thermometers") == [({"step": 4}, "all is well")]
+
+
+def test_an_evaluation_is_of_as_many_samples_as_set_and_of_the_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    calls = list[str]()
+
+    def evaluate_part(model: str, part: str, *_: Any, **more: Any) -> Evaluation:
+        calls.append("evaluate")
+        given.update(more, part=part)
+        return Evaluation(SimpleNamespace())  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "evaluate_part", evaluate_part)
+    score = SimpleNamespace(score=lambda model, mesh, hidden, *, batch_size: (hidden, batch_size))
+    corpus = SimpleNamespace(datasets=SimpleNamespace(validation="held out"), questions=None)
+    run: Any = SimpleNamespace(
+        corpus=corpus,
+        mesh=None,
+        config=SimpleNamespace(train=SimpleNamespace(evaluate_samples=7, micro_batch_size=2)),
+        data=SimpleNamespace(settle=lambda: calls.append("settle")),
+    )
+    inference = SimpleNamespace(hidden="states", close=lambda: calls.append("close"))
+    state: Any = SimpleNamespace(model="model", inference=inference)
+    found = loop._evaluate(run, state)
+    assert found is not None and found.questions is None
+    assert given == {"part": "held out", "hidden": "states", "samples": 7, "micro_batch_size": 2}
+    assert calls == ["settle", "evaluate", "close"]
+    corpus.questions = score
+    found = loop._evaluate(run, state)
+    assert found is not None and found.questions == ("states", 2)
+    corpus.datasets.validation = None
+    assert loop._evaluate(run, state) is None and len(calls) == 6
+
+
+def test_where_a_run_starts_from_is_told_as_step_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, told = list[int](), Told()
+    run: Any = SimpleNamespace(mesh=SimpleNamespace(ledger=SimpleNamespace(begin_step=begun.append)), monitor=told)
+    found = SimpleNamespace(
+        found=SimpleNamespace(summary=lambda: "loss 5.6"), of_each=lambda most: [], numbers=lambda: {"loss": 5.6}
+    )
+    for each in (None, found):
+        monkeypatch.setattr(loop, "_evaluate", lambda run, state, each=each: each)
+        loop._evaluate_at_start(run, SimpleNamespace())  # type: ignore[arg-type]
+    assert begun == [0, 0] and told.events == [("evaluated", {"step": 0, "validation_loss": 5.6})]
+    assert told.said == ["  validation before step 1: loss 5.6"]
