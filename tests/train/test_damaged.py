@@ -10,10 +10,12 @@ import pytest
 
 from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.load import load
+from colonnade.config.schema import Config
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import damaged
 from tests.commands import forked
 from tests.runs import Finished, assert_same, events, snapshot
+from tests.told import Told
 
 
 def flip(path: Path) -> None:
@@ -110,3 +112,36 @@ def test_what_rank_0_alone_cannot_look_at_is_raised_where_all_read_it(
     monkeypatch.setattr(damaged, "_set_aside", lambda *_: pytest.fail("nothing is known to be damaged"))
     damaged.look(load(finished.config), Mesh().world, SimpleNamespace())  # type: ignore[arg-type]
     assert asked == [finished.folder / "checkpoints"], "once, and no exception on this rank alone"
+
+
+@pytest.mark.parametrize("is_fetched", [True, False])
+def test_what_takes_the_place_of_a_damaged_checkpoint_is_told_with_where_it_came_from(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fetched: bool
+) -> None:
+    """And not with the advice for a run that cannot go on."""
+    run = copy(finished, tmp_path)
+    config = load(finished.config, [f"run.folder={run}"])
+    newest = list(checkpoints_in(run / "checkpoints").values())[-1]
+
+    def fetch(path: Path, config: Config) -> Path | None:
+        if not is_fetched:
+            return None
+        shutil.copytree(path, aside := path.with_name(f"damaged_{path.name}"))
+        return aside
+
+    monkeypatch.setattr(damaged, "fetch_for_damaged", fetch)
+    told = Told()
+    why = f"{newest} is damaged. There is no older one. Delete it."
+    assert damaged._replaced(config, told, why)  # type: ignore[arg-type]
+    ((kind, details),) = told.events
+    to = newest.name if is_fetched else "step_00000004"
+    assert kind == "damaged checkpoint" and details == {
+        "checkpoint": newest.name,
+        "now": f"damaged_{newest.name}",
+        "to": to,
+        "origin": "storage" if is_fetched else "disk",
+        "reason": f"{newest} is damaged.",
+    }
+    fetched = ", fetched from checkpoint.upload_to" * is_fetched
+    aside = newest.with_name(f"damaged_{newest.name}")
+    assert told.said == [f"{newest} is damaged. It is {aside} now, and the run goes on from {to}{fetched}."]

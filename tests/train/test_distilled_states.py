@@ -326,6 +326,39 @@ def test_layers_are_paired_with_the_stages_that_have_them() -> None:
     assert matching_of(chosen, **given) is None
 
 
+def targets_of(rank: int, layout: Layout, kept: tuple[str, ...]) -> list[tuple[dict[str, float], list[list[float]]]]:
+    """What a rank's two micro-batches are compared with, by the first feature, and how much each token counts. A
+    teacher's block hands on its number and, in front of it, the micro-batch's.
+    """
+    mesh, last = build_mesh(layout, rank), layout.pp - 1
+    pairs = (Pair("blocks.1", "blocks.2", 0, last), Pair("blocks.3", "blocks.1", last, 0), Pair("b", "blocks.1", 0, 0))
+    real = [torch.tensor([[True, mesh.data.rank == 0]]), torch.tensor([[True, False]])]
+    inputs: Any = [BertInputs(torch.zeros(1, 2, dtype=torch.int64), real=each) for each in real]
+    states = [{name: torch.full((1, 2, 5), 10.0 * n + int(name[-1])) for name in kept} for n in range(len(inputs))]
+    found = Matching(pairs, 0.5, 5, torch.float32).targets(states, inputs, 12.0, mesh)
+    hidden = [cast(HiddenTargets, cast(BertInputs, each).hidden) for each in found]
+    assert all(x.shape == (1, 2, 5) for each in hidden for x in each.states.values())
+    return [({n: float(x[0, 0, 0]) for n, x in each.states.items()}, each.weights.tolist()) for each in hidden]
+
+
+def test_each_stage_gets_the_states_that_its_own_blocks_are_compared_with() -> None:
+    """Of every micro-batch, whichever stage of the teacher has them. Three tokens are real, of three pairs."""
+    kept = (("blocks.1",), ("blocks.2",))
+    found = run_on_ranks(lambda rank, _: targets_of(rank, Layout(pp=2), kept[rank]), 2)
+    for states, rank in (({"blocks.1": 2.0, "b": 1.0}, 0), ({"blocks.3": 1.0}, 1)):
+        assert [each for each, _ in found[rank]] == [{name: 10.0 * n + x for name, x in states.items()} for n in (0, 1)]
+        assert [weights for _, weights in found[rank]] == [[[2 / 3, 2 / 3]], [[2 / 3, 0.0]]]
+
+
+def test_tokens_of_all_copies_share_the_loss_of_hidden_states() -> None:
+    """Three are real on the first rank, and two on the other."""
+    found = run_on_ranks(lambda rank, _: targets_of(rank, Layout(dp=2), ("blocks.1", "blocks.2")), 2)
+    assert [[weights for _, weights in each] for each in found] == [
+        [[[0.4, 0.4]], [[0.4, 0.0]]],
+        [[[0.4, 0.0]], [[0.4, 0.0]]],
+    ]
+
+
 def test_a_teacher_is_listened_to_at_some_units_once_a_micro_batch() -> None:
     model: Any = SimpleNamespace(run=lambda unit, carry, inputs: carry + 1, residual=lambda carry: carry * 10)
     listening, inputs = Listening(model, frozenset({"blocks.1"})), cast(Any, None)

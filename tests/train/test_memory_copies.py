@@ -326,6 +326,23 @@ def test_memory_is_given_back(config: Path, tmp_path: Path, monkeypatch: pytest.
         assert folder is None
 
 
+@pytest.mark.parametrize(("before", "lost"), [(7, 3), (4, 0), (0, 0)])
+def test_behind_the_first_step_after_a_fault_it_is_told_once_what_was_lost(
+    config: Path, monkeypatch: pytest.MonkeyPatch, before: int, lost: int
+) -> None:
+    """Steps behind the one that the run goes on from, and the time from the fault on; without a fault nothing."""
+    monkeypatch.setattr(memory_copies.time, "monotonic", lambda: 112.5)
+    monkeypatch.setenv(launch.FAULT, f"100.0 {before}")
+    told, settings = Told(), load(config)
+    copies = MemoryCopies(settings, Mesh(), told)  # type: ignore[arg-type]
+    copies.begin(SimpleNamespace(step=4))  # type: ignore[arg-type]
+    copies.say_recovered(5), copies.say_recovered(6)
+    assert told.events == [("recovered", {"step": 5, "seconds": 12.5, "steps_lost": lost})]
+    monkeypatch.delenv(launch.FAULT)
+    MemoryCopies(settings, Mesh(), told).say_recovered(5)  # type: ignore[arg-type]
+    assert len(told.events) == 1
+
+
 @pytest.mark.slow
 def test_a_supervised_run_that_is_killed_says_what_it_lost(finished: Finished, tmp_path: Path) -> None:
     run = tmp_path / "run"
