@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -406,6 +406,42 @@ def test_what_differed_is_told_by_its_name_and_each_once(
         }
     ]
     assert told.said == [f"differ\nAt step 5: ranks 2 and 5 against the majority. The run {does}."]
+
+
+@pytest.mark.parametrize(
+    ("policy", "seen", "differs_again", "done"),
+    [
+        ("return", "aab", False, ["return"]),
+        ("mend", "aab", False, ["mend {'w over dp of 0,1,2': 0}", "compare"]),
+        ("mend", "aab", True, ["mend {'w over dp of 0,1,2': 0}", "compare", "return"]),
+        ("mend", "abc", False, ["return"]),
+        ("stop", "aab", False, []),
+    ],
+)
+def test_copies_are_mended_where_that_is_wanted_and_can_be(
+    config: Path, monkeypatch: pytest.MonkeyPatch, policy: str, seen: str, differs_again: bool, done: list[str]
+) -> None:
+    """What still differs behind it, and what no majority has alike, sends the run back."""
+    settings, does = load(config, [f"checkpoint.unequal_copies={policy}"]), list[str]()
+    (checkpoints(Path(settings.run.folder)) / "step_00000002").mkdir(parents=True)
+    found = CopiesError("differ", [{"w over dp of 0,1,2": value} for value in seen])
+
+    def compare(state: Any) -> None:
+        does.append("compare")
+        if differs_again:
+            raise found
+
+    monkeypatch.setattr(undo, "return_to_newest", lambda *_: does.append("return"))
+    mended = SimpleNamespace(mend_=lambda sound: does.append(f"mend {sound}"))
+    saving: Any = SimpleNamespace(wait_out=lambda state: None, copies=lambda state: mended, compare=compare)
+    state: Any = SimpleNamespace(step=5, ownership=SimpleNamespace(mesh=Mesh()))
+    corpus, repair = cast(Any, None), Repair(cast(Any, Told()))
+    if policy == "stop":
+        with pytest.raises(CopiesError):
+            repair(state, found, settings, corpus, saving, in_memory(settings))
+    else:
+        assert repair(state, found, settings, corpus, saving, in_memory(settings)) is ("return" in done)
+    assert does == done
 
 
 class _Quiet:
