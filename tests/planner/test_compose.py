@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from colonnade.architecture.statement import Weight
 from colonnade.config.schema import Config
-from colonnade.planner.compose import Composer, Kept, Work, _filling, _unit_work, _with_traffic
+from colonnade.planner.compose import Composer, Kept, Work, _filling, _kind, _unit_work, _with_traffic
 from colonnade.planner.cost import Cost
 from colonnade.planner.hardware import hardware
 from colonnade.planner.kept import Handed
@@ -104,3 +105,95 @@ def test_a_unit_keeps_what_it_makes_and_hands_on_and_no_more() -> None:
     assert _cost({"F": 1.0, "B": 2.0}, kept) == UnitCost(1.0, 2.0, 0.0, kept=137, handed=37, working=50)
     late = OfAUnit(100, (Handed(30),), forward=110, backward=40)
     assert _cost({"F": 1.0, "B": 2.0, "W": 3.0}, late) == UnitCost(1.0, 2.0, 3.0, kept=130, handed=30, working=40)
+
+
+# --- what a step sends ------------------------------------------------------------------------------------------------
+
+SECONDS = {"all_reduce": 1.0, "reduce_scatter": 2.0, "all_gather": 30.0, "send": 7.0}
+
+
+def step(monkeypatch: pytest.MonkeyPatch, way: Config) -> tuple[dict[str, float], dict[str, tuple[int, list[int]]]]:
+    """[s] Of a step with as much to compute on each stage, by what for; bytes and ranks of what is sent."""
+    sent: dict[str, tuple[int, list[int]]] = {}
+
+    def move(_: Cost, operation: str, size: int, ranks: Any) -> float:
+        sent[operation] = size, list(ranks)
+        return SECONDS[operation]
+
+    monkeypatch.setattr(Cost, "move", move)
+    monkeypatch.setattr(Composer, "_costs", lambda *_: Costs({}, {"products": 1.0}))
+    return composer()._step([Work(4.0, 5.0, 6.0)] * way.parallel.pp, 1000, way)[1], sent
+
+
+@pytest.mark.parametrize(("precision", "width"), [("bf16", 2), ("fp16", 2), ("fp32", 4)])
+def test_gradients_are_summed_in_fp32_and_parameters_gathered_in_their_own_type(
+    monkeypatch: pytest.MonkeyPatch, precision: str, width: int
+) -> None:
+    """Over the ranks that have the same part of the model, between which those of tp sit."""
+    ranks, plain = [0, 2, 4, 6], config(tp=2, dp=4)
+    sharded = config(tp=2, dp=4, zero=1)
+    plain, sharded = (
+        each.model_copy(update={"train": each.train.model_copy(update={"precision": precision})})
+        for each in (plain, sharded)
+    )
+    assert step(monkeypatch, plain)[1] == {"all_reduce": (4000, ranks)}
+    assert step(monkeypatch, sharded)[1] == {"reduce_scatter": (4000, ranks), "all_gather": (width * 250, ranks)}
+
+
+@pytest.mark.parametrize(("zero", "waits"), [(0, 0.0), (1, 26.0), (2, 26.0), (3, 0.0)])
+def test_what_is_gathered_once_a_step_is_hidden_by_the_first_forward_alone(
+    monkeypatch: pytest.MonkeyPatch, zero: int, waits: float
+) -> None:
+    """Under ZeRO 3 each micro-batch gathers for itself."""
+    units = len(composer().architecture.units)
+    least = SECONDS["reduce_scatter" if zero else "all_reduce"] / units
+    assert step(monkeypatch, config(dp=2, zero=zero))[0]["dp"] == pytest.approx(waits + least)
+
+
+def test_between_stages_a_message_goes_there_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert step(monkeypatch, config(pp=3))[0]["pipeline"] == 2 * 15.0 + 2 * 2 * SECONDS["send"]
+    assert step(monkeypatch, config())[0]["pipeline"] == 0.0
+
+
+# --- what a stage has -------------------------------------------------------------------------------------------------
+
+
+def test_weights_of_a_stage_count_once_and_those_that_are_frozen_not_at_all() -> None:
+    """Whatever was looked at before."""
+    found = composer()
+    buckets = {"table": [Weight("w", (8, 4), cut=0), Weight("f", (100,), is_frozen=True)], "own": [Weight("w", (3,))]}
+    found.architecture = SimpleNamespace(buckets=buckets)  # type: ignore[assignment]
+    first, last = SimpleNamespace(buckets=("table",)), SimpleNamespace(buckets=("own", "table"))
+    units: Any = [first, last]
+    assert [found._length(units, tp) for tp in (1, 2, 4)] == [35, 19, 11]
+
+
+def test_layouts_that_differ_in_what_a_micro_batch_costs_are_told_apart() -> None:
+    alike = ({}, {"dp": 2}, {"recompute": "full"})
+    others = ({"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"recompute": "selective"})
+    assert len({_kind(config(**keys)) for keys in alike}) == 1
+    assert len({_kind(config(**keys)) for keys in (*alike, *others)}) == 4
+
+
+def test_few_micro_batches_live_fewer_than_many_do() -> None:
+    """Also where many were looked at before."""
+    found, way = composer(), config(pp=4, schedule="gpipe")
+    few = way.model_copy(update={"train": way.train.model_copy(update={"global_batch_size": 2})})
+    assert [found.live(each, 0) for each in (way, few)] == [way.train.num_microbatches(1), 2]
+
+
+def test_layers_that_are_computed_again_keep_their_input_and_are_there_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Embedding and head are not."""
+    found = composer()
+    kinds = {"embedding": (500, 40, 1), "block": (300, 30, 20), "head": (70, 0, 250)}
+    costs = {name: UnitCost(0.0, 0.0, 0.0, *sizes) for name, sizes in kinds.items()}
+    units: Any = [
+        SimpleNamespace(kind=kind, buckets=(), is_loss=kind == "head", recomputes=kind == "block")
+        for kind in ("embedding", "block", "block", "head")
+    ]
+    monkeypatch.setattr(Composer, "_costs", lambda *_: Costs(costs, {}))
+    monkeypatch.setattr(Composer, "_units", lambda *_: [units])
+    each = {way: found._kept(0, ((), 1), way, config(recompute=way)) for way in ("none", "full")}
+    assert each == {"none": Kept(500 + 2 * 300 + 70, 250, 0), "full": Kept(500 + 2 * 30 + 70, 320, 0)}
