@@ -7352,7 +7352,7 @@ MUTATIONS = [
         "train/loop.py",
         "            enough = False  # the evaluation that said so is undone\n            continue\n",
         "            continue\n",
-        ("tests/train/test_loop.py",),
+        ("tests/train/test_loop_order.py",),
     ),
     Mutation(
         "credentials stand in what a page's script reads",

@@ -222,6 +222,20 @@ def test_its_name_is_told_and_who_waits_twice_is_answered_twice(modules: Path, s
     assert (process.wait(), process.wait()) == (-15, -15)
 
 
+def test_a_new_process_has_the_descriptors_that_a_forked_one_has(tmp_path: Path) -> None:
+    """Where ranks cannot be forked: that of its supervisor, and those that every rank inherits."""
+    ends = [os.pipe() for _ in range(2)]
+    pipe, kept = (writing for _, writing in ends)
+    program = f"import os; os.write({pipe}, b'pipe'); os.write({kept}, b'kept')"
+    starter = Starter([sys.executable, "-c", program], [kept], lambda text: None)
+    with open(tmp_path / "errors", "w+b") as errors:
+        process = starter.start("rank 0", os.environ, pipe, errors, errors)
+        assert process.wait() == 0, (tmp_path / "errors").read_text()
+    assert [os.read(reading, 9) for reading, _ in ends] == [b"pipe", b"kept"]
+    for each in (end for both in ends for end in both):
+        os.close(each)
+
+
 def test_ranks_outlive_the_server_and_it_ends_with_its_starter(modules: Path, tmp_path: Path) -> None:
     program = f"""
 import os, sys, time

@@ -197,6 +197,12 @@ def test_a_layout_has_as_many_ranks_as_its_axes_have_together(pair: Pair) -> Non
     assert read_arguments(given).num_ranks == 12 and read_arguments({"checkpoint": str(pair.ours)}).num_ranks == 1
 
 
+def test_what_the_harness_passes_to_every_model_is_no_option_of_ours(pair: Pair) -> None:
+    """Its --max_batch_size, and values that nobody gave."""
+    given = {"checkpoint": str(pair.ours), "max_batch_size": 64, "precision": None}
+    assert read_arguments(given) == read_arguments({"checkpoint": str(pair.ours)})
+
+
 def test_ranks_are_started_with_all_that_was_asked_for(pair: Pair) -> None:
     given = {"tp": 2, "pp": 3, "dp": 4, "threads": 5, "device": "cpu", "precision": "bf16", "base": "base"}
     line = ModelArguments(pair.ours, **given).command_line(Path("newest"))  # type: ignore[arg-type]

@@ -46,6 +46,10 @@ def test_answers_that_have_gained_equally_are_not_rightly_preferred() -> None:
     rewards = [value / batch.options[0, 0].item() for value in (found.chosen_reward, found.rejected_reward)]
     assert found.reward_accuracy == 0.5 and rewards == pytest.approx([2.0, 1.25])
     assert found.reward_margin == pytest.approx(found.chosen_reward - found.rejected_reward)
+    two = torch.tensor([1.0, 0.0, 0.0, 1.0])  # the others only fill up the batch
+    found = evaluated(replace(batch, reference=said[0] - gained, pair_mask=two))
+    rewards = [value / batch.options[0, 0].item() for value in (found.chosen_reward, found.rejected_reward)]
+    assert (found.reward_accuracy, found.pairs) == (1.0, 2) and rewards == pytest.approx([3.0, 0.5])
     with pytest.raises(DataError, match="no pair of answers"):  # a stage without the head counts none
         evaluated(batch, hidden=lambda inputs: None)
 

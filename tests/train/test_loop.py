@@ -19,7 +19,6 @@ from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import loop
 from colonnade.train.best import Best
 from colonnade.train.divergence import Diverged, LossWatch
-from colonnade.train.interrupt import Request
 from colonnade.train.step import StepResult
 from tests import tiny
 from tests.commands import forked
@@ -300,40 +299,6 @@ def test_copies_that_differ_are_compared_again_or_the_state_is_an_earlier_one(sa
     what = "save, must True" if saves else "compare"
     assert kept(False) and calls == [what] * 2
     assert not kept(True) and calls == [what]
-
-
-def test_an_evaluation_that_is_undone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of step 3 is none the better, and there copies differ: the state is that of step 2 again."""
-    done, said = list[int](), [False, True, False]  # before the first step, and at both third ones
-    state: Any = SimpleNamespace(step=0)
-
-    def step(run: Any, state: Any) -> dict[str, float]:
-        state.step += 1
-        done.append(state.step)
-        return {"loss": 2.0} | ({loop.LOSS: 1.0} if state.step == 3 else {})
-
-    def kept(run: Any, state: Any, **_: Any) -> bool:
-        differs = done.count(3) == 1 and state.step == 3
-        state.step -= differs
-        return not differs
-
-    for name, stands_in in (("_step", step), ("_kept", kept), ("_is_enough", lambda run: said.pop(0))):
-        monkeypatch.setattr(loop, name, stands_in)
-    train = SimpleNamespace(steps=6, evaluate_at_start=False)
-    saving = SimpleNamespace(every=2, compare_copies_every=0)
-    run: Any = SimpleNamespace(
-        config=SimpleNamespace(checkpoint=saving, train=train),
-        mesh=SimpleNamespace(rank=0, ledger=SimpleNamespace(begin_step=lambda step: None)),
-        monitor=Told(),
-        in_force=SimpleNamespace(is_over=lambda state: False, prolongs=lambda state: False, has_news=lambda: False),
-        checkpoints=SimpleNamespace(has_failed=False, is_due=False),
-        slow_ranks=SimpleNamespace(largest=lambda number, step: number),
-        profile=SimpleNamespace(finish=lambda step, ends: None),
-        copies=SimpleNamespace(are_due=lambda step: False, say_recovered=lambda step: None),
-    )
-    interrupt, repair = SimpleNamespace(newest=lambda: Request.NOTHING), SimpleNamespace()
-    assert not loop._train(run, state, interrupt, repair)  # type: ignore[arg-type]
-    assert (done, said) == ([1, 2, 3, 3, 4, 5, 6], [])
 
 
 @pytest.mark.parametrize("rank", [0, 1])

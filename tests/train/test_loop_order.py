@@ -26,8 +26,8 @@ class Standing:
         self.asked: dict[int, Request] = {}
         self.news, self.copied, self.longer, self.over = set[int](), set[int](), set[int](), set[int]()
         """Steps behind which there are changes to read, a copy to make, a change that prolongs, or another config."""
-        self.diverges = self.enough = 0
-        """Once in this step; at the evaluation of this one."""
+        self.diverges = self.enough = self.differs = 0
+        """Once in this step; at the evaluation of this one; once behind this one, so that its copies go back by one."""
         self.failed = False
         self.state: Any = SimpleNamespace(step=0)
         for name in ("_step", "_kept", "_is_enough", "_evaluate_at_start"):
@@ -69,6 +69,10 @@ class Standing:
 
     def _kept(self, run: Any, state: Any, *, saves: bool, must: bool, repair: Any) -> bool:
         self.done.append(f"{'save' if saves else 'compare'} {state.step}{' must' * bool(must)}")
+        if state.step == self.differs:
+            self.differs = self.enough = 0
+            state.step -= 1
+            return False
         return True
 
     def _is_enough(self, run: Any) -> bool:
@@ -169,6 +173,17 @@ def test_evaluations_that_are_enough_end_a_run_with_all_saved(monkeypatch: pytes
     run = Standing(monkeypatch, steps=6)
     run.enough, run.asked = 2, {2: Request.STOP}
     assert not run.train() and run.told.events == [], "it has finished, and is not to be gone on with"
+
+
+def test_an_evaluation_that_is_undone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies of its step differ, and the state is the one before it again."""
+    run = Standing(monkeypatch, steps=4)
+    run.enough = run.differs = 3
+    assert not run.train()
+    assert run.of("count", "save") == [
+        *("count 1", "count 2", "count 3", "save 3 must"),
+        *("count 3", "count 4", "save 4 must"),
+    ]
 
 
 def test_a_step_that_diverges_is_taken_again_behind_the_return(monkeypatch: pytest.MonkeyPatch) -> None:
