@@ -7473,6 +7473,20 @@ MUTATIONS = [
         "pass_fds=(pipe,),",
         ("tests/launch/test_fork_server.py",),
     ),
+    Mutation(
+        "copies in memory of a start that is not the run's stay there",
+        "train/memory_copies.py",
+        "if not before or not self._held(machine.folder, before):",
+        "if not before:",
+        ("tests/train/test_memory_copies.py",),
+    ),
+    Mutation(
+        "free memory is asked for what one rank of a machine keeps",
+        "train/memory_copies.py",
+        "wanted = bytes_of_machines(own, machine.machines)[machine.number]",
+        "wanted = own[self._mesh.rank]",
+        ("tests/train/test_memory_copies.py",),
+    ),
 ]
 
 

@@ -224,6 +224,40 @@ def test_a_return_forgets_copies_though_nothing_says_which_count(config: Path, t
     assert (memory / START).read_text() == (run / COPIES).read_text()
 
 
+@pytest.mark.parametrize("named", ["start of the run", "another start", None])
+def test_of_an_earlier_start_the_copies_stay_until_there_are_others_if_they_are_the_runs(
+    config: Path, tmp_path: Path, memory: Path, named: str | None
+) -> None:
+    """Those of a start that the run has not gone on from would take memory for nothing."""
+    run, copy = tmp_path / "run", memory / "step_00000005"
+    run.mkdir()
+    copy.mkdir()
+    (memory / START).write_text("start of the run")
+    if named is not None:
+        (run / COPIES).write_text(named)
+    copies = MemoryCopies(load(config, KEYS), Mesh(), Told())  # type: ignore[arg-type]
+    assert copies._machine is not None and copies._take_over(copies._machine)
+    assert copy.exists() == (named == "start of the run")
+    assert (memory / START).read_text() == (run / COPIES).read_text() != named
+
+
+def test_what_all_ranks_of_a_machine_keep_there_must_fit(
+    config: Path, tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what a neighbour's ranks have written: that of one rank would always fit."""
+    (tmp_path / "run").mkdir()
+    copies = MemoryCopies(load(config, KEYS), Mesh(), Told())  # type: ignore[arg-type]
+    monkeypatch.setattr(memory_copies, "agree", lambda shards: SimpleNamespace(num_bytes=5))
+    monkeypatch.setattr(memory_copies.recovery, "shards_of", lambda state: [])
+    monkeypatch.setattr(memory_copies, "bytes_of_machines", lambda own, machines: [sum(own) + 100])
+    asked: list[int] = []
+    for problem in ("", "too large"):
+        monkeypatch.setattr(memory_copies, "_too_large", lambda size, folder, p=problem: asked.append(size) or p)
+        copies.begin(cast(Any, SimpleNamespace(step=0)))
+        assert copies.are_due(1) == (not problem)
+    assert asked == [105, 105]
+
+
 def test_a_run_returns_to_a_checkpoint_though_its_memory_is_full(config: Path, tmp_path: Path, memory: Path) -> None:
     """It goes on without copies, as a run does that finds the memory full when it begins."""
     (tmp_path / "run").mkdir()
