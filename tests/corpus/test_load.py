@@ -274,7 +274,8 @@ def test_a_result_beside_what_is_read_is_not(tmp_path: Path, monkeypatch: pytest
         (tmp_path / place).mkdir(parents=True)
     (tmp_path / "data" / "a.jsonl").touch()
     (tmp_path / "data" / "raw" / "linked").symlink_to(tmp_path / "elsewhere")
-    build({"read": {"paths": ["data/a.jsonl", "data/raw"]}, "write": {"folder": folder}})
+    recipe = build({"read": {"paths": ["data/a.jsonl", "data/raw"]}, "write": {"folder": folder}})
+    assert recipe.write.folder == folder
 
 
 @pytest.mark.parametrize(

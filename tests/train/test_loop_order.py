@@ -301,12 +301,17 @@ def test_a_step_is_evaluated_in_turn_and_at_the_end(
     step = Stepped(monkeypatch, every=every)
     summary = SimpleNamespace(summary=lambda: "loss 1.5")
     step.evaluation = SimpleNamespace(
-        found=summary, of_each=lambda most: [f"at most {most}"], numbers=lambda: {"loss": 1}
+        found=summary,
+        each=dict.fromkeys("abcdefghijklmnopq"),
+        of_each=lambda most: [f"at most {most}"],
+        numbers=lambda: {"loss": 1},
     )
     found = [step(), step()]
     assert [each.get("validation_loss") for each in found] == [1 if told else None for told in evaluated]
     said = [
-        f"  validation at step {n}: loss 1.5\n    at most 16" for n, told in zip((4, 5), evaluated, strict=True) if told
+        f"  validation at step {n}: loss 1.5\n    at most 16\n    and 1 more data set: metrics.jsonl has all"
+        for n, told in zip((4, 5), evaluated, strict=True)
+        if told
     ]
     assert step.of("say") == said
     assert "say" not in (kind for kind, _ in step.wrote[:2]), "behind the line of the step"
@@ -357,10 +362,14 @@ def test_where_a_run_starts_from_is_told_as_step_0(monkeypatch: pytest.MonkeyPat
     begun, told = list[int](), Told()
     run: Any = SimpleNamespace(mesh=SimpleNamespace(ledger=SimpleNamespace(begin_step=begun.append)), monitor=told)
     found = SimpleNamespace(
-        found=SimpleNamespace(summary=lambda: "loss 5.6"), of_each=lambda most: [], numbers=lambda: {"loss": 5.6}
+        found=SimpleNamespace(summary=lambda: "loss 5.6"),
+        each=dict.fromkeys(map(str, range(1216))),
+        of_each=lambda most: [f"at most {most}"],
+        numbers=lambda: {"loss": 5.6},
     )
     for each in (None, found):
         monkeypatch.setattr(loop, "_evaluate", lambda run, state, each=each: each)
         loop._evaluate_at_start(run, SimpleNamespace())  # type: ignore[arg-type]
     assert begun == [0, 0] and told.events == [("evaluated", {"step": 0, "validation_loss": 5.6})]
-    assert told.said == ["  validation before step 1: loss 5.6"]
+    lines = ["  validation before step 1: loss 5.6", "at most 16", "and 1,200 more data sets: events.jsonl has all"]
+    assert told.said == ["\n    ".join(lines)]

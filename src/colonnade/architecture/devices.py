@@ -1,7 +1,9 @@
 """What a device computes at most, for the share of it that a run reaches (model FLOPs utilisation)."""
 
-# bf16 dense matrix peak of one device, FLOP/s, from the makers' data sheets; the first that is a part of the device's
-# name counts.
+import re
+
+# bf16 dense matrix peak of one device, FLOP/s, from the makers' data sheets. The first whose name is among the words of
+# the device's counts.
 PEAK_FLOPS = {
     "H200 NVL": 835e12,
     "H200": 989e12,
@@ -14,6 +16,8 @@ PEAK_FLOPS = {
     "L4": 121e12,
     "V100": 125e12,
     "B200": 2250e12,
+    "GB200": 2500e12,
+    "GH200": 989e12,
 }
 
 
@@ -21,4 +25,4 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     """The device's peak in FLOP/s where it is known: bf16 on the GPUs listed above."""
     if precision != "bf16":
         return None
-    return next((peak for name, peak in PEAK_FLOPS.items() if name in device_name), None)
+    return next((peak for name, peak in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", device_name)), None)

@@ -39,10 +39,8 @@ class Evaluation:
         return self.found.numbers() | alone | asked
 
     def of_each(self, most: int | None = None) -> list[str]:
-        """A line for each data set of a blend, or for the first `most` of more, and one for questions."""
+        """A line for each data set of a blend, of the first `most` alone where that is given, and one for questions."""
         lines = [f"{name}: {found.summary()}" for name, found in islice(self.each.items(), most)]
-        if len(lines) < len(self.each):
-            lines.append(f"and {len(self.each) - len(lines):,} more data sets, which metrics.jsonl tells")
         scores = self.questions
         if scores is not None:
             lines.append(f"{scores.total:,} questions: exact match {scores.exact:.2f}, F1 {scores.f1:.2f}")

@@ -55,7 +55,7 @@ from colonnade.train.uploads import Uploads, uploads_of
 STOPPED_EARLY = "stopped early"
 """The event of a run that train.patience has ended."""
 DATA_SETS_TOLD = 16
-"""Of so many of a blend an evaluation is told line by line, at most; metrics.jsonl has all."""
+"""Of so many data sets of a blend, at most, the terminal shows what an evaluation found."""
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
         run.monitor.thermometers(result.reading.to_json(), result.reading.summary())
     run.monitor.step(metrics, seconds, tokens=(state.samples - position) * curriculum.unit * config.model.sequences)
     if found is not None:
-        run.monitor.say(_told(f"at step {state.step}", found))
+        run.monitor.say(_told(f"at step {state.step}", found, "metrics.jsonl"))
     return metrics
 
 
@@ -379,11 +379,15 @@ def _evaluate_at_start(run: Run, state: TrainState) -> None:
     found = _evaluate(run, state)
     if found is not None:
         run.monitor.event("evaluated", step=0, **_numbers(found))
-        run.monitor.say(_told("before step 1", found))
+        run.monitor.say(_told("before step 1", found, "events.jsonl"))
 
 
-def _told(when: str, found: Evaluation) -> str:
-    return "\n    ".join([f"  validation {when}: {found.found.summary()}", *found.of_each(DATA_SETS_TOLD)])
+def _told(when: str, found: Evaluation, file: str) -> str:
+    """An evaluation for the terminal, in lines; `file` has all of its numbers."""
+    lines = [f"  validation {when}: {found.found.summary()}", *found.of_each(DATA_SETS_TOLD)]
+    if (more := len(found.each) - DATA_SETS_TOLD) > 0:
+        lines.append(f"and {counted(more, 'more data set')}: {file} has all")
+    return "\n    ".join(lines)
 
 
 def _numbers(found: Evaluation | None) -> dict[str, float]:
