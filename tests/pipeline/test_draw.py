@@ -29,6 +29,14 @@ def test_two_stages_by_eye() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("tick", "start", "end", "numbers"),
+    [(2, 0, 6, [0, 2, 4]), (2, 0, 8, [0, 2, 4, 6]), (2, 4, 9, [4, 6, 8]), (0.1, 0, 0.3, [0, 0.1, 0.2]), (5, 5, 5, [])],
+)
+def test_numbers_of_a_ruler_end_before_its_end(tick: float, start: float, end: float, numbers: list[float]) -> None:
+    assert list(draw.Scale(1.0, tick).ticks(start, end)) == numbers
+
+
 def test_weight_gradients_and_chunks_have_names_of_their_own() -> None:
     assert "B0 W0" in draw.text(simulated("zero_bubble", 2, 2))
     assert "F1.1" in draw.text(simulated("interleaved", 2, 2, 2))

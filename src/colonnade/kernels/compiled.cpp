@@ -1,4 +1,4 @@
-// Products with fp32 results, the exponentials of an output layer, fused attention, and AdamW, for CPUs.
+// Products with fp32 results, the exponentials of an output layer and their product, fused attention, and AdamW, for CPUs.
 //
 // torch's products of bf16 matrices come out in bf16 on a CPU, a softmax is three passes over logits that fit no cache, and
 // its fused attention multiplies slowly. The innermost kernel of a product is torch's own (oneDNN's brgemm, which sums in
@@ -190,6 +190,18 @@ struct Range {
   int64_t begin, end;
   int64_t size() const { return end - begin; }
   bool operator==(const Range&) const = default;
+};
+
+// Matrices of as many columns that lie anywhere, as if they were one, below one another: each of `height` rows, the last of
+// as many or fewer.
+template <typename N>
+struct Stack {
+  std::vector<Matrix<N>> parts;
+  int64_t height;
+  bool by_rows() const { return parts.front().by_rows(); }
+  const Matrix<N>& at(int64_t row) const { return parts[row / height]; }
+  Range within(Range rows) const { return {rows.begin % height, rows.begin % height + rows.size()}; }
+  int64_t end(int64_t row) const { return (row / height + 1) * height; }  // of the part that has this row
 };
 
 // A block of a matrix, as it lies; or a copy of it in fp32 that lies alike, in `memory`.
@@ -404,7 +416,7 @@ template <typename T, typename M>
 class Product {
  public:
   // depth, columns: the most of b that is multiplied at once.
-  Product(const Matrix<Number<T>>& a, const Matrix<Number<T>>& b, int64_t depth, int64_t columns, int64_t width)
+  Product(const Stack<Number<T>>& a, const Matrix<Number<T>>& b, int64_t depth, int64_t columns, int64_t width)
       : a_(a), b_(b),
         panels_(std::min(DEPTH, depth), std::min(COLUMNS, columns), width ? width : panel_width<M>()) {}
   Product(const Product&) = delete;
@@ -417,11 +429,12 @@ class Product {
       for (int64_t k = depth.begin; k < depth.end; k += DEPTH) {
         const Range deep{k, std::min(k + DEPTH, depth.end)};
         pack(deep, across);
-        for (int64_t i = rows.begin; i < rows.end; i += ROWS) {
-          const Range some{i, std::min(i + ROWS, rows.end)};
+        for (Range some{rows.begin, rows.begin}; some.begin < rows.end; some.begin = some.end) {
+          some.end = std::min({some.begin + ROWS, rows.end, a_.end(some.begin)});
           const int64_t below = deep.size() < ROWS ? -1 : std::min(ROWS, rows.end - some.end);  // shallow: too late
-          panels_.times(some.size(), across.size(), padded<M>(deep.size()), rows_.of(a_, some, deep),
-                        total + i * stride + j, stride, add || k > depth.begin, below);
+          panels_.times(some.size(), across.size(), padded<M>(deep.size()),
+                        rows_.of(a_.at(some.begin), a_.within(some), deep), total + some.begin * stride + j, stride,
+                        add || k > depth.begin, below);
         }
       }
     }
@@ -435,16 +448,27 @@ class Product {
     deep_ = deep, across_ = across;
   }
 
-  const Matrix<Number<T>>&a_, &b_;
+  const Stack<Number<T>>& a_;
+  const Matrix<Number<T>>& b_;
   Panels<T, M> panels_;
   PackedRows<T, M> rows_;
   Range deep_{0, 0}, across_{0, 0};
 };
 
+// total [rows, columns] += the other parts' sums, one behind the other, in their order.
+void add_parts(float* total, int64_t stride, const float* sums, int64_t parts, int64_t rows, int64_t columns) {
+  at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t part = 1; part < parts; ++part)
+      for (int64_t i = begin; i < end; ++i)
+        for (int64_t j = 0; j < columns; ++j)
+          total[i * stride + j] += sums[((part - 1) * rows + i) * columns + j];
+  });
+}
+
 // total = a b, or += a b, in parts of the depth (split-K), which threads share: none reads what another reads of a or b. The
 // parts' sums are added in their order, and how many there are does not depend on the number of threads: nor does a bit.
 template <typename T, typename M>
-void product_over_depth(const Matrix<Number<T>>& a, const Matrix<Number<T>>& b, float* total, int64_t stride, Range rows,
+void product_over_depth(const Stack<Number<T>>& a, const Matrix<Number<T>>& b, float* total, int64_t stride, Range rows,
                         Range columns, int64_t depth, bool add, int64_t width) {
   const int64_t blocks = (depth + DEPTH - 1) / DEPTH, size = rows.size() * columns.size();
   const auto sums = std::make_unique_for_overwrite<float[]>((PARTS - 1) * size);
@@ -456,12 +480,7 @@ void product_over_depth(const Matrix<Number<T>>& a, const Matrix<Number<T>>& b, 
       product.compute(to, part ? columns.size() : stride, rows, columns, mine, add && part == 0);
     });
   });
-  at::parallel_for(0, rows.size(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t part = 1; part < PARTS; ++part)
-      for (int64_t i = begin; i < end; ++i)
-        for (int64_t j = 0; j < columns.size(); ++j)
-          total[i * stride + j] += sums[(part - 1) * size + i * columns.size() + j];
-  });
+  add_parts(total, stride, sums.get(), PARTS, rows.size(), columns.size());
 }
 
 template <typename T>
@@ -478,10 +497,15 @@ int64_t piece_length(int64_t length, int64_t least) {
   return pieces == 1 ? part : ((part + pieces - 1) / pieces + EVEN - 1) / EVEN * EVEN;
 }
 
+// total = a b, or total += a b, of all of `left` below one another.
 template <typename T>
-void product(const Tensor& left, const Tensor& right, float* total, int64_t stride, bool add, int64_t width) {
-  const auto a = matrix_of<T>(left), b = matrix_of<T>(right);
-  const Range rows{0, left.size(0)}, columns{0, right.size(1)}, depth{0, left.size(1)};
+void product(at::TensorList left, const Tensor& right, const Tensor& to, bool add, int64_t width) {
+  Stack<Number<T>> a{{}, left.front().size(0)};
+  for (const Tensor& part : left) a.parts.push_back(matrix_of<T>(part));
+  const auto b = matrix_of<T>(right);
+  float* total = to.mutable_data_ptr<float>();
+  const int64_t stride = to.stride(0);
+  const Range rows{0, to.size(0)}, columns{0, right.size(1)}, depth{0, right.size(0)};
   const bool over_rows = rows.size() >= columns.size();  // threads share the longer side: what each packs is its own
   const bool once = depth.size() <= DEPTH && columns.size() <= COLUMNS;  // all of b stays packed from piece to piece
   const int64_t length = std::max(rows.size(), columns.size());
@@ -502,13 +526,20 @@ void product(const Tensor& left, const Tensor& right, float* total, int64_t stri
   });
 }
 
-// total = a b, or total += a b where `add`: a [m, k] and b [k, n] in bf16, fp16 or fp32, total [m, n] in fp32. `width`: of
-// panels, in columns (0: the fastest).
-void product_(const Tensor& total, const Tensor& a, const Tensor& b, bool add, int64_t width) {
-  const int64_t m = a.size(0), n = b.size(1), k = a.size(1);
-  TORCH_CHECK(b.size(0) == k && total.size(0) == m && total.size(1) == n, "sizes of a product");
+// total = a b, or total += a b where `add`: a [m, k], in parts below one another, and b [k, n] in bf16, fp16 or fp32, total
+// [m, n] in fp32. All parts have as many rows, the last as many or fewer. `width`: of panels, in columns (0: the fastest).
+void products_(const Tensor& total, at::TensorList a, const Tensor& b, bool add, int64_t width) {
+  const int64_t n = b.size(1), k = b.size(0);
+  TORCH_CHECK(!a.empty(), "sizes of a product");
+  int64_t m = 0;
+  for (const Tensor& part : a) {
+    const bool fits = m + part.size(0) == total.size(0) ? part.size(0) <= a[0].size(0) : part.size(0) == a[0].size(0);
+    TORCH_CHECK(fits && part.size(1) == k, "sizes of a product");
+    TORCH_CHECK(part.scalar_type() == b.scalar_type(), "operands of one type");
+    m += part.size(0);
+  }
+  TORCH_CHECK(total.size(0) == m && total.size(1) == n, "sizes of a product");
   TORCH_CHECK(total.scalar_type() == at::kFloat, "operands of any type have an fp32 result");
-  TORCH_CHECK(a.scalar_type() == b.scalar_type(), "operands of one type");
   TORCH_CHECK(n == 1 || total.stride(1) == 1, "rows of the result in one piece");
   TORCH_CHECK(width >= 0, "a width of panels");
   if (m == 0 || n == 0) return;
@@ -516,13 +547,16 @@ void product_(const Tensor& total, const Tensor& a, const Tensor& b, bool add, i
     if (!add) total.zero_();
     return;
   }
-  float* to = total.mutable_data_ptr<float>();
-  switch (a.scalar_type()) {
-    case at::kBFloat16: return product<at::BFloat16>(a, b, to, total.stride(0), add, width);
-    case at::kHalf: return product<at::Half>(a, b, to, total.stride(0), add, width);
-    case at::kFloat: return product<float>(a, b, to, total.stride(0), add, width);
+  switch (b.scalar_type()) {
+    case at::kBFloat16: return product<at::BFloat16>(a, b, total, add, width);
+    case at::kHalf: return product<at::Half>(a, b, total, add, width);
+    case at::kFloat: return product<float>(a, b, total, add, width);
     default: TORCH_CHECK(false, "operands of 16 or 32 bits");
   }
+}
+
+void product_(const Tensor& total, const Tensor& a, const Tensor& b, bool add, int64_t width) {
+  products_(total, a, b, add, width);
 }
 
 // --- output layer -----------------------------------------------------------------------------------------------------
@@ -550,58 +584,93 @@ inline float exponential(float x) {
 template <typename T>
 constexpr float REACH = std::is_same_v<T, at::Half> ? 11.0f : 60.0f;
 
-// The exponentials of c tokens' logits, x Wᵀ − shift, and what their loss needs. A block of logits is exponentials before
-// the next one is computed: it never leaves the cache. A token's shift is its largest logit in the first block; where a
-// later one is too far above that, all is computed again, with the largest of all.
+// The exponentials of c tokens' logits, x Wᵀ − shift, their product with W, and what their loss needs. A block of logits is
+// exponentials, and these are multiplied, before the next one is computed: it never leaves the cache. A token's shift is its
+// largest logit in the first block; where a later one is too far above that, all is computed again, with the largest of all.
 template <typename T, typename M>
 class OutputLayer {
   using N = Number<T>;
 
  public:
-  OutputLayer(const Tensor& x, const Tensor& table, const Tensor& labels, const Tensor& out)
-      : x_(matrix_of<T>(x)), table_(matrix_of<T>(table.t())), labels_(labels.const_data_ptr<int64_t>()),
-        out_(static_cast<N*>(out.mutable_data_ptr())), stride_(out.stride(0)), rows_(x.size(0)), columns_(table.size(0)),
-        depth_(x.size(1)), width_(std::clamp(COLUMNS * DEPTH / depth_ / VECTOR * VECTOR, VECTOR, COLUMNS)),
-        blocks_((columns_ + width_ - 1) / width_), largest_(blocks_ * rows_), sums_(blocks_ * rows_) {}
+  OutputLayer(const Tensor& x, const Tensor& table, const Tensor& labels, at::TensorList blocks)
+      : x_(matrix_of<T>(x)), by_rows_(matrix_of<T>(table)), by_columns_(matrix_of<T>(table.t())),
+        labels_(labels.const_data_ptr<int64_t>()), rows_(x.size(0)), columns_(table.size(0)), depth_(x.size(1)),
+        width_(blocks.front().size(1)), largest_(blocks.size() * rows_), sums_(blocks.size() * rows_) {
+    for (const Tensor& block : blocks) out_.push_back(static_cast<N*>(block.mutable_data_ptr()));
+  }
 
-  // [c] each: the shift, the sum of the exponentials, the label's logit.
-  void run(float* shift, float* sum, float* label) {
+  // [c] each: the shift, the sum of the exponentials, the label's logit. `product` [c, h]: of the exponentials and W.
+  void run(float* shift, float* sum, float* label, float* product) {
     shift_ = shift, label_ = label;
     std::fill(shift, shift + rows_, 0.0f), std::fill(sum, sum + rows_, 0.0f), std::fill(label, label + rows_, 0.0f);
-    Pieces first(1, 1);
-    compute(first);
+    Worker(*this).compute({0, 1}, {0, rows_}, nullptr);
+    release<M>();
     for (int64_t i = 0; i < rows_; ++i) shift[i] = largest_[i] == -INFINITY ? 0.0f : largest_[i];
+    const int64_t parts = num_parts(), size = rows_ * depth_;
+    const int64_t slices = (at::get_num_threads() + parts - 1) / parts;  // of the tokens
+    const auto sums = std::make_unique_for_overwrite<float[]>((parts - 1) * size);
     do {
-      share(blocks_, [this](Pieces& blocks) { compute(blocks); });
+      share(parts * slices, [&, this](Pieces& pieces) {
+        Worker worker(*this);
+        pieces.each([&](int64_t i) {
+          const int64_t part = i / slices, slice = i % slices;
+          worker.compute({part * num_blocks() / parts, (part + 1) * num_blocks() / parts},
+                         {slice * rows_ / slices, (slice + 1) * rows_ / slices},
+                         part ? sums.get() + (part - 1) * size : product);
+        });
+        release<M>();
+      });
     } while (are_raised());
-    for (int64_t block = 0; block < blocks_; ++block)
+    add_parts(product, depth_, sums.get(), parts, rows_, depth_);
+    for (int64_t block = 0; block < num_blocks(); ++block)
       for (int64_t i = 0; i < rows_; ++i) sum[i] += sums_[block * rows_ + i];
   }
 
  private:
-  // Blocks of columns: the part of one thread.
-  void compute(Pieces& blocks) {
-    Panels<T, M> panels(depth_, width_);
-    PackedRows<T, M> packed;
-    std::vector<float> logits(ROWS * width_);
-    blocks.each([&](int64_t block) {
-      const int64_t first = block * width_, width = std::min(width_, columns_ - first);
-      panels.pack(table_, {0, depth_}, {first, first + width});
-      for (int64_t i = 0; i < rows_; i += ROWS) {
-        const int64_t height = std::min(ROWS, rows_ - i);
-        const auto some = packed.of(x_, {i, i + height}, {0, depth_});
-        panels.times(height, width, padded<M>(depth_), some, logits.data(), width);
-        for (int64_t r = 0; r < height; ++r) token(i + r, block, first, width, logits.data() + r * width);
-      }
-    });
-    release<M>();
+  int64_t num_blocks() const { return static_cast<int64_t>(out_.size()); }
+
+  // Of the columns (split-K), however many threads there are: their sums take less than half of the memory of x or W.
+  int64_t num_parts() const {
+    return std::clamp<int64_t>(columns_ / (2 * std::max(rows_, depth_)), 1, std::min(PARTS, num_blocks()));
   }
 
+  // Memory of one thread.
+  class Worker {
+   public:
+    explicit Worker(OutputLayer& layer)
+        : of_(layer), forward_(of_.depth_, of_.width_), backward_(of_.width_, of_.depth_), logits_(ROWS * of_.width_) {}
+
+    // Of some tokens in some blocks of columns; their product goes to `sums` [c, h], or nowhere.
+    void compute(Range blocks, Range tokens, float* sums) {
+      for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+        const Range all{0, of_.depth_}, across{block * of_.width_, std::min((block + 1) * of_.width_, of_.columns_)};
+        const Matrix<N> made{of_.out_[block], across.size(), 1};
+        forward_.pack(of_.by_columns_, all, across);
+        if (sums != nullptr) backward_.pack(of_.by_rows_, across, all);
+        for (int64_t i = tokens.begin; i < tokens.end; i += ROWS) {
+          const Range some{i, std::min(i + ROWS, tokens.end)};
+          forward_.times(some.size(), across.size(), padded<M>(of_.depth_), x_.of(of_.x_, some, all), logits_.data(),
+                         across.size());
+          for (int64_t r = 0; r < some.size(); ++r) of_.token(i + r, block, across, logits_.data() + r * across.size());
+          if (sums == nullptr) continue;
+          backward_.times(some.size(), of_.depth_, padded<M>(across.size()), made_.of(made, some, {0, across.size()}),
+                          sums + i * of_.depth_, of_.depth_, block > blocks.begin);
+        }
+      }
+    }
+
+   private:
+    OutputLayer& of_;
+    Panels<T, M> forward_, backward_;
+    PackedRows<T, M> x_, made_;
+    std::vector<float> logits_;
+  };
+
   // Its logits in one block -> their exponentials, and none of its label.
-  void token(int64_t i, int64_t block, int64_t first, int64_t width, float* __restrict x) {
-    const int64_t own = labels_[i] - first;
+  void token(int64_t i, int64_t block, Range across, float* __restrict x) {
+    const int64_t own = labels_[i] - across.begin, width = across.size();
     if (own >= 0 && own < width) label_[i] = x[own], x[own] = -INFINITY;
-    N* __restrict y = out_ + i * stride_ + first;
+    N* __restrict y = out_[block] + i * width;
     const float by = shift_[i];
     float largest = -INFINITY, sum = 0.0f;
 #pragma omp simd reduction(max : largest)
@@ -618,36 +687,46 @@ class OutputLayer {
     bool some = false;
     for (int64_t i = 0; i < rows_; ++i) {
       float largest = -INFINITY;
-      for (int64_t block = 0; block < blocks_; ++block) largest = std::max(largest, largest_[block * rows_ + i]);
+      for (int64_t block = 0; block < num_blocks(); ++block) largest = std::max(largest, largest_[block * rows_ + i]);
       if (largest - shift_[i] > REACH<T>) shift_[i] = largest, some = true;
     }
     return some;
   }
 
-  const Matrix<N> x_, table_;
+  const Matrix<N> x_, by_rows_, by_columns_;
   const int64_t* labels_;
-  N* out_;
   float *shift_ = nullptr, *label_ = nullptr;
-  const int64_t stride_, rows_, columns_, depth_, width_, blocks_;
+  const int64_t rows_, columns_, depth_, width_;
+  std::vector<N*> out_;  // blocks [c, width], one behind the other
   std::vector<float> largest_, sums_;
 };
 
-// out [c, v] = exp(x tableᵀ − shift), rounded, and 0 at each token's label: x [c, h] and table [v, h] in bf16, fp16 or fp32,
-// labels [c] (−1: none of these rows). -> (shift, sum of the exponentials before they are rounded, the label's logit): [c]
-// in fp32.
-std::tuple<Tensor, Tensor, Tensor> output_exponentials_(const Tensor& out, const Tensor& x, const Tensor& table,
-                                                        const Tensor& labels) {
+// out = exp(x tableᵀ − shift), rounded, and 0 at each token's label, in blocks of columns [c, w], side by side, the last as
+// wide or narrower; product = out table, in fp32: x [c, h] and table [v, h] in bf16, fp16 or fp32, labels [c] (−1: none of
+// these rows). -> (shift, sum of the exponentials before they are rounded, the label's logit): [c] in fp32.
+std::tuple<Tensor, Tensor, Tensor> output_exponentials_(at::TensorList out, const Tensor& product, const Tensor& x,
+                                                        const Tensor& table, const Tensor& labels) {
   const int64_t rows = x.size(0), columns = table.size(0);
-  TORCH_CHECK(out.size(0) == rows && out.size(1) == columns && table.size(1) == x.size(1), "sizes of the exponentials");
+  TORCH_CHECK(rows > 0 && columns > 0 && x.size(1) > 0 && !out.empty(), "some logits");
+  TORCH_CHECK(x.scalar_type() == table.scalar_type(), "operands of one type");
+  int64_t found = 0;
+  for (const Tensor& block : out) {
+    const int64_t width = std::min(out[0].size(1), columns - found);
+    TORCH_CHECK(width > 0 && block.size(0) == rows && block.size(1) == width, "sizes of the exponentials");
+    TORCH_CHECK(block.is_contiguous() && block.scalar_type() == x.scalar_type(), "blocks in one piece, operands of one type");
+    found += width;
+  }
+  TORCH_CHECK(found == columns && table.size(1) == x.size(1), "sizes of the exponentials");
+  TORCH_CHECK(product.size(0) == rows && product.size(1) == x.size(1), "sizes of the product");
+  TORCH_CHECK(product.is_contiguous() && product.scalar_type() == at::kFloat, "a product in one piece, in fp32");
   TORCH_CHECK(labels.dim() == 1 && labels.size(0) == rows && labels.is_contiguous(), "a label a token");
-  TORCH_CHECK(x.scalar_type() == table.scalar_type() && out.scalar_type() == x.scalar_type(), "operands of one type");
-  TORCH_CHECK(labels.scalar_type() == at::kLong && out.stride(1) == 1, "rows in one piece");
-  TORCH_CHECK(rows > 0 && columns > 0 && x.size(1) > 0, "some logits");
+  TORCH_CHECK(labels.scalar_type() == at::kLong, "a label a token");
   const auto like = x.options().dtype(at::kFloat);
   Tensor shift = at::empty({rows}, like), sum = at::empty({rows}, like), label = at::empty({rows}, like);
   const auto run = [&]<typename T, typename M>(T, M) {
     OutputLayer<T, M>(x, table, labels, out)
-        .run(shift.mutable_data_ptr<float>(), sum.mutable_data_ptr<float>(), label.mutable_data_ptr<float>());
+        .run(shift.mutable_data_ptr<float>(), sum.mutable_data_ptr<float>(), label.mutable_data_ptr<float>(),
+             product.mutable_data_ptr<float>());
   };
   switch (x.scalar_type()) {
     case at::kBFloat16: with_types<at::BFloat16>(run); break;
@@ -946,8 +1025,10 @@ void adamw_(const Tensor& weights, const Tensor& gradients, const Tensor& mean, 
 
 TORCH_LIBRARY(colonnade, library) {
   library.def("product_(Tensor(a!) total, Tensor a, Tensor b, bool add, int width=0) -> ()");
+  library.def("products_(Tensor(a!) total, Tensor[] a, Tensor b, bool add, int width=0) -> ()");
   library.def(
-      "output_exponentials_(Tensor(a!) out, Tensor x, Tensor table, Tensor labels) -> (Tensor, Tensor, Tensor)");
+      "output_exponentials_(Tensor(a!)[] out, Tensor(b!) product, Tensor x, Tensor table, Tensor labels) "
+      "-> (Tensor, Tensor, Tensor)");
   library.def("attend(Tensor q, Tensor k, Tensor v, float scale, bool causal) -> (Tensor, Tensor)");
   library.def(
       "attend_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float scale, bool causal) "
@@ -959,6 +1040,7 @@ TORCH_LIBRARY(colonnade, library) {
 
 TORCH_LIBRARY_IMPL(colonnade, CPU, library) {
   library.impl("product_", product_);
+  library.impl("products_", products_);
   library.impl("output_exponentials_", output_exponentials_);
   library.impl("attend", attend);
   library.impl("attend_backward", attend_backward);

@@ -9,8 +9,8 @@ Where there are no units for 16 bits, these are widened a block at a time, and n
 
     prepare(folder, processor)    once in a process: compile them, or find them compiled, and load them
     is_loaded()                   whether the rest may be called
-    product_                      a b with an fp32 result
-    output_exponentials_          of an output layer's logits, which are nowhere whole
+    product_, products_           a b with an fp32 result
+    output_exponentials_          of an output layer's logits, which are nowhere whole, and their product with its table
     attend, attend_backward       fused attention
     adamw_                        one pass of the optimizer, which rounds the new weights too
 
@@ -21,6 +21,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -34,6 +35,8 @@ COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared", "-std=c++20")
 ATTENTION = (torch.bfloat16, torch.float32)
 """What there is attention for."""
+BLOCK = 1 << 18
+"""[bytes] Of an output layer's table, that are multiplied at a time: two packed copies of them lie in an L2 cache."""
 TIME_LIMIT = 300.0
 """[seconds] Compiling takes about 7."""
 
@@ -85,15 +88,37 @@ def product_(total: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
     torch.ops.colonnade.product_(total, _in_one_piece(a), _in_one_piece(b), add)
 
 
-def output_exponentials_(out: Tensor, x: Tensor, table: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """out = exp(x tableᵀ − shift), rounded once, and 0 at each token's label: x [c, h] and table [v, h] in bf16,
-    fp16 or fp32, labels [c] in int64 (−1: none of these rows), out [c, v] -> (shift, sum of the exponentials before
-    they are rounded, the label's logit or 0), [c] in fp32 each.
+def products_(total: Tensor, a: Sequence[Tensor], b: Tensor, *, add: bool) -> None:
+    """As `product_`, of matrices [m, k] below one another as if they were one; the last may have fewer rows."""
+    torch.ops.colonnade.products_(total, [_in_one_piece(each) for each in a], _in_one_piece(b), add)
+
+
+def output_blocks(tokens: int, table: Tensor) -> list[Tensor]:
+    """Memory for exponentials of the logits of `tokens` tokens: blocks of columns, side by side, in the order of the
+    rows of `table` [v, h]. All are as wide as the first but the last, which may be narrower.
+    """
+    (rows, depth), vector = table.shape, 64
+    width = min(max(BLOCK // (depth * table.itemsize) // vector, 1) * vector, 512)
+    if table.is_meta:
+        width = rows  # as many bytes, in one
+    return [table.new_empty(tokens, min(width, rows - first)) for first in range(0, rows, width)]
+
+
+def output_exponentials_(
+    out: Sequence[Tensor], product: Tensor, x: Tensor, table: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """out = exp(x tableᵀ − shift), rounded once, and 0 at each token's label, and product = out table: x [c, h] and
+    table [v, h] in bf16, fp16 or fp32, labels [c] in int64 (−1: none of these rows), `out` as `output_blocks` makes it,
+    product [c, h] in fp32 -> (shift, sum of the exponentials before they are rounded, the label's logit or 0), [c] in
+    fp32 each.
 
     log(sum) + shift is the log-sum-exp of the other rows. The shift is at most a token's largest logit among these, and
     at most 60 below it (fp16: 11). What is below 1e-38 is 0. Of fp32 logits one block is in memory at a time.
     """
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.colonnade.output_exponentials_(out, x, table, labels)
+    x, table = _in_one_piece(x), _in_one_piece(table)
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.colonnade.output_exponentials_(
+        list(out), product, x, table, labels
+    )
     return found
 
 

@@ -97,13 +97,27 @@ def fp32_product_(total: Tensor, a: Tensor, b: Tensor, *, add: bool = False) -> 
     return torch.mm(a, b, out_dtype=total.dtype, out=total)
 
 
-def output_exponentials_(out: Tensor, x: Tensor, table: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def output_exponentials_(
+    out: Sequence[Tensor], product: Tensor, x: Tensor, table: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """As `compiled.output_exponentials_`; on the meta device, what that computes by torch's operators."""
-    if not out.is_meta:
-        return compiled.output_exponentials_(out, x, table, labels)
-    torch.mm(x, table.t(), out=out).exp_()
+    if not x.is_meta:
+        return compiled.output_exponentials_(out, product, x, table, labels)
+    (whole,) = out
+    fp32_product_(product, torch.mm(x, table.t(), out=whole).exp_(), table)
     shift, total, label = x.new_empty((3, len(x)), dtype=torch.float32)
     return shift, total, label
+
+
+def add_products_(total: Tensor, blocks: Sequence[Tensor], x: Tensor) -> None:
+    """total += blocksᵀ x, of blocks [c, w] side by side, as `compiled.output_blocks` makes them: x [c, h], total [v, h]
+    in fp32. By the compiled kernels.
+    """
+    if x.is_meta:
+        (whole,) = blocks
+        fp32_product_(total, whole.t(), x, add=True)
+        return
+    compiled.products_(total, [block.t() for block in blocks], x, add=True)
 
 
 def input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor], kernel: Kernel) -> Tensor:

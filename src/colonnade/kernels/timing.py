@@ -25,9 +25,11 @@ from torch import Tensor
 from colonnade.kernels import compiled
 from colonnade.kernels.attention import attend
 from colonnade.kernels.choice import USES, Kernel, Kernels, Products, Use, has_onednn
+from colonnade.kernels.compiled import output_blocks
 from colonnade.kernels.products import (
     Operand,
     add_product_,
+    add_products_,
     computed_by,
     exact,
     fp32_product_,
@@ -162,8 +164,8 @@ def _output(drawn: Draw, sizes: Slices) -> Trial:
     """
     narrow = drawn(sizes.tokens, sizes.width), drawn(sizes.rows, sizes.width).mul_(sizes.width**-0.5)  # logits near 1
     labels = torch.zeros(sizes.tokens, dtype=torch.int64)
-    logits, probabilities = torch.empty(sizes.tokens, sizes.rows), narrow[0].new_empty(sizes.tokens, sizes.rows)
-    total = torch.zeros(sizes.rows, sizes.width)
+    logits, blocks = torch.empty(sizes.tokens, sizes.rows), output_blocks(sizes.tokens, narrow[1])
+    total, dx = torch.zeros(sizes.rows, sizes.width), torch.empty(sizes.tokens, sizes.width)
     wide = exact(narrow[0]), exact(narrow[1])
 
     def result(kernel: Kernel) -> Tensor:
@@ -173,15 +175,14 @@ def _output(drawn: Draw, sizes: Slices) -> Trial:
             return torch.mm(wide[0], wide[1].t(), out=logits)
 
     def run(kernel: Kernel) -> None:
-        x, table = narrow if kernel == "compiled" else wide
         if kernel == "compiled":
-            output_exponentials_(probabilities, x, table, labels)
-        else:
-            result(kernel).amax(-1)
-            torch.softmax(logits, -1, out=logits).amax(-1)
-        gradient = probabilities if kernel == "compiled" else logits
-        input_gradient([gradient], [table], kernel)
-        add_product_(total, gradient, x, kernel)
+            output_exponentials_(blocks, dx, *narrow, labels)
+            add_products_(total, blocks, narrow[0])
+            return
+        result(kernel).amax(-1)
+        torch.softmax(logits, -1, out=logits).amax(-1)
+        input_gradient([logits], [wide[1]], kernel)
+        add_product_(total, logits, wide[0], kernel)
 
     return Trial(run, result, lambda: narrow[0].double() @ narrow[1].double().t())
 

@@ -7,6 +7,7 @@
 An action is as wide as it lasts. With virtual stages, F0.1 is the forward of micro-batch 0 in the stage's chunk 1.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -34,7 +35,7 @@ class Scale:
     def ticks(self, start: float, end: float) -> Iterator[float]:
         """The times on the ruler from `start` to before `end`."""
         first = round(start / self.tick)
-        yield from (number * self.tick for number in range(first, round(end / self.tick + 0.5)))
+        yield from (number * self.tick for number in range(first, math.ceil(end / self.tick - 1e-9)))
 
 
 def label(action: Action, virtual_stages: int) -> str:

@@ -13,8 +13,8 @@ is known to all its digits whatever the loss is (docs/design/15-digits-of-the-lo
 one-hot touches a [c, v/tp] matrix:
     dx = slope·fraction·(p W) − slope·W[label]         dW = pᵀ (slope·fraction·x) − Σ slope·x into row [label]
 On CUDA, where products read 16 bits, fraction·p − one-hot is rounded once, into the matrix that they read: no atomics,
-no indices. The compiled kernels of CPUs turn logits into p while they multiply, and round p to 16 bits at once: logits
-are in no memory at all.
+no indices. The compiled kernels of CPUs turn logits into p while they multiply, round p to 16 bits at once, and
+multiply p W while it lies in the cache: logits are in no memory at all.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.kernels.choice import Kernel, Products, usual
+from colonnade.kernels.compiled import output_blocks
 from colonnade.kernels.products import (
     add_product_,
+    add_products_,
     computed_by,
     exact,
     fp32_product_,
@@ -159,15 +161,15 @@ class _OutputLoss(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.promote_types(weight.dtype, torch.float32), device=hidden.device)
         weights = loss_weights.reshape(-1).to(loss.dtype)
         chunks = chunks_of(len(x), weight)
-        fused = _is_fused(kernel, table, bias)  # one buffer for all chunks: fresh memory costs a page fault each 4 KB
-        buffer = table.new_empty((len(x[chunks[0]]), used)) if fused else _logits_buffer(x[chunks[0]], table)
+        fused = _is_fused(kernel, table, bias)  # one memory for all chunks: what is fresh costs a page fault each 4 KB
+        blocks = output_blocks(len(x[chunks[0]]), table) if fused else [_logits_buffer(x[chunks[0]], table)]
         with computed_by(kernel):
             for chunk in chunks:
                 label = local_labels(labels.reshape(-1)[chunk], weight.shape[0], tp, rows)
                 if fused:
-                    found = _fused_softmax(buffer[: len(x[chunk])], x[chunk], table, label, weights[chunk], tp)
+                    found = _fused_softmax(blocks, x[chunk], table, label, weights[chunk], tp)
                 else:
-                    logits = logits_of_chunk(x[chunk], table, bias, kernel=kernel, out=buffer)
+                    logits = logits_of_chunk(x[chunk], table, bias, kernel=kernel, out=blocks[0])
                     logits[:, rows:].fill_(-torch.inf)
                     found = _softmax(logits, label, weights[chunk], tp, apart=weight.dtype.itemsize == 2)
                 loss += (found.losses * weights[chunk]).sum()
@@ -294,12 +296,14 @@ class _Softmax(NamedTuple):
 
     losses: Tensor
     """[c]"""
-    probabilities: Tensor
-    """[c, rows], of this rank alone, up to a factor of each token."""
+    probabilities: Sequence[Tensor]
+    """Of this rank alone, up to a factor of each token: [c, rows], or blocks of its columns, side by side."""
     fraction: Tensor
     """[c]: that factor, with which those of all ranks sum to 1."""
     slope: Tensor
     """[c]"""
+    times_table: Tensor | None = None
+    """[c, h]: probabilities W, where they were multiplied as they were made."""
 
 
 def _is_fused(kernel: Kernel, table: Tensor, bias: Tensor | None) -> bool:
@@ -308,13 +312,15 @@ def _is_fused(kernel: Kernel, table: Tensor, bias: Tensor | None) -> bool:
 
 
 def _fused_softmax(
-    out: Tensor, x: Tensor, table: Tensor, label: tuple[Tensor, Tensor], weights: Tensor, tp: Axis
+    blocks: Sequence[Tensor], x: Tensor, table: Tensor, label: tuple[Tensor, Tensor], weights: Tensor, tp: Axis
 ) -> _Softmax:
-    """Of x tableᵀ without the labels, whose fp32 logits are nowhere whole: exponentials in `out` [c, rows]."""
+    """Of x tableᵀ without the labels, whose fp32 logits are nowhere whole: exponentials in `blocks` [≥ c, w]."""
     row, mine = label
-    shift, total, local_target = output_exponentials_(out, x.to(table.dtype), table, row.where(mine, -1))
+    made, times_table = [block[: len(x)] for block in blocks], x.new_empty(x.shape, dtype=torch.float32)
+    numbers = output_exponentials_(made, times_table, x.to(table.dtype), table, row.where(mine, -1))
+    shift, total, local_target = numbers
     lse, target = _across_ranks(shift + total.log(), local_target, tp)
-    return _apart(lse, target, out, (shift - lse).exp(), weights)
+    return _apart(lse, target, made, (shift - lse).exp(), weights)._replace(times_table=times_table)
 
 
 def _softmax(logits: Tensor, label: tuple[Tensor, Tensor], weights: Tensor, tp: Axis, *, apart: bool) -> _Softmax:
@@ -326,11 +332,11 @@ def _softmax(logits: Tensor, label: tuple[Tensor, Tensor], weights: Tensor, tp: 
     lse, target = _across_ranks(local_lse, local_target, tp)
     fraction = (local_lse - lse).exp()
     if apart:
-        return _apart(lse, target, probabilities, fraction, weights)
-    return _Softmax(lse - target, probabilities, fraction, weights)
+        return _apart(lse, target, [probabilities], fraction, weights)
+    return _Softmax(lse - target, [probabilities], fraction, weights)
 
 
-def _apart(lse: Tensor, target: Tensor, probabilities: Tensor, fraction: Tensor, weights: Tensor) -> _Softmax:
+def _apart(lse: Tensor, target: Tensor, probabilities: Sequence[Tensor], fraction: Tensor, weights: Tensor) -> _Softmax:
     """`lse` and `probabilities` are those of all rows but the label's."""
     behind = lse - target  # log of the odds against the label
     return _Softmax(nn.functional.softplus(behind), probabilities, fraction, weights * behind.sigmoid())
@@ -368,14 +374,19 @@ def _add_gradients_apart(
     probabilities'.
     """
     (row, mine), scale = label, found.fraction * found.slope
-    d = product(found.probabilities, table, kernel).mul_(scale[:, None])
+    d = product(found.probabilities[0], table, kernel) if found.times_table is None else found.times_table
+    d.mul_(scale[:, None])
     if len(table):
         d -= table[row] * (found.slope * mine)[:, None]
     dx.copy_(d)
     if gradient is None:
         return
     wide = x.to(gradient.dtype)
-    add_product_(gradient, found.probabilities, (wide * scale[:, None]).to(table.dtype), kernel)
+    scaled = (wide * scale[:, None]).to(table.dtype)
+    if found.times_table is None:
+        add_product_(gradient, found.probabilities[0], scaled, kernel)
+    else:
+        add_products_(gradient, found.probabilities, scaled)
     gradient.index_add_(0, row[mine], wide[mine] * -found.slope[mine][:, None])
 
 
@@ -389,10 +400,11 @@ def _add_gradients_in_place(
     kernel: Kernel,
 ) -> None:
     """The same by two products alone, whose operand is rounded once, with the label's −1 in its place."""
-    difference = found.probabilities
+    (probabilities,) = found.probabilities
+    difference = probabilities
     if difference.dtype.itemsize > 2:
-        difference = torch.empty_like(found.probabilities, dtype=table.dtype)
-        torch.mul(found.probabilities, found.fraction[:, None], out=difference)
+        difference = torch.empty_like(probabilities, dtype=table.dtype)
+        torch.mul(probabilities, found.fraction[:, None], out=difference)
     _subtract_one_hot_(difference, label)
     slope = found.slope[:, None]
     torch.mul(product(difference, table, kernel), slope, out=dx)
@@ -404,7 +416,7 @@ def _add_bias_gradient(found: _Softmax, label: tuple[Tensor, Tensor], gradient: 
     """Add to the bias's gradient [rows]: that of the logits, summed over tokens."""
     row, mine = label
     if len(gradient):
-        gradient.addmv_(found.probabilities.t(), found.fraction * found.slope)
+        gradient.addmv_(found.probabilities[0].t(), found.fraction * found.slope)
         gradient.index_put_((row,), -(found.slope * mine), accumulate=True)
 
 
