@@ -7530,7 +7530,7 @@ MUTATIONS = [
         ("tests/kernels/test_compiled.py",),
     ),
     Mutation(
-        "parts of a product may have any number of rows",
+        "blocks of a product may have any width",
         "kernels/compiled.cpp",
         "part.size(0) <= a[0].size(0) : part.size(0) == a[0].size(0);",
         "true : true;",

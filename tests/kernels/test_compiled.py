@@ -321,9 +321,9 @@ def test_products_of_blocks_are_those_of_the_whole(dtype: torch.dtype) -> None:
         right = whole.double().t() @ x.double()
         for left in (blocks, [block.t().contiguous().t() for block in blocks]):
             total = torch.ones(v, h)
-            compiled.products_(total, [block.t() for block in left], x, add=True)
+            compiled.products_(total, left, x, add=True)
             assert error(total - 1, right) < 1e-5
-            compiled.products_(total, [block.t() for block in left], x, add=False)
+            compiled.products_(total, left, x, add=False)
             assert error(total, right) < 1e-6
 
 
@@ -331,10 +331,10 @@ def test_products_of_blocks_are_those_of_the_whole(dtype: torch.dtype) -> None:
     ("heights", "rows"), [((3, 4), 7), ((4, 3, 4), 11), ((4, 5), 9), ((4, 4), 9), ((), 0)], ids=str
 )
 @pytest.mark.usefixtures("loaded")
-def test_parts_of_other_heights_are_refused(heights: tuple[int, ...], rows: int) -> None:
-    parts = [torch.empty(height, 2, dtype=BF16) for height in heights]
+def test_blocks_of_other_widths_are_refused(widths: tuple[int, ...], rows: int) -> None:
+    blocks = [torch.empty(2, width, dtype=BF16) for width in widths]
     with pytest.raises(RuntimeError, match="sizes of a product"):
-        compiled.products_(torch.empty(rows, 3), parts, torch.empty(2, 3, dtype=BF16), add=False)
+        compiled.products_(torch.empty(rows, 3), blocks, torch.empty(2, 3, dtype=BF16), add=False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -528,7 +528,7 @@ void product(at::TensorList left, const Tensor& right, const Tensor& to, bool ad
 
 // total = a b, or total += a b where `add`: a [m, k], in parts below one another, and b [k, n] in bf16, fp16 or fp32, total
 // [m, n] in fp32. All parts have as many rows, the last as many or fewer. `width`: of panels, in columns (0: the fastest).
-void products_(const Tensor& total, at::TensorList a, const Tensor& b, bool add, int64_t width) {
+void multiply(const Tensor& total, at::TensorList a, const Tensor& b, bool add, int64_t width) {
   const int64_t n = b.size(1), k = b.size(0);
   TORCH_CHECK(!a.empty(), "sizes of a product");
   int64_t m = 0;
@@ -556,7 +556,14 @@ void products_(const Tensor& total, at::TensorList a, const Tensor& b, bool add,
 }
 
 void product_(const Tensor& total, const Tensor& a, const Tensor& b, bool add, int64_t width) {
-  products_(total, a, b, add, width);
+  multiply(total, a, b, add, width);
+}
+
+// total = aᵀ b, or total += aᵀ b: a [k, m] in blocks of columns, side by side.
+void products_(const Tensor& total, at::TensorList blocks, const Tensor& b, bool add) {
+  std::vector<Tensor> parts;
+  for (const Tensor& block : blocks) parts.push_back(block.t());
+  multiply(total, parts, b, add, 0);
 }
 
 // --- output layer -----------------------------------------------------------------------------------------------------
@@ -1025,7 +1032,7 @@ void adamw_(const Tensor& weights, const Tensor& gradients, const Tensor& mean, 
 
 TORCH_LIBRARY(colonnade, library) {
   library.def("product_(Tensor(a!) total, Tensor a, Tensor b, bool add, int width=0) -> ()");
-  library.def("products_(Tensor(a!) total, Tensor[] a, Tensor b, bool add, int width=0) -> ()");
+  library.def("products_(Tensor(a!) total, Tensor[] blocks, Tensor b, bool add) -> ()");
   library.def(
       "output_exponentials_(Tensor(a!)[] out, Tensor(b!) product, Tensor x, Tensor table, Tensor labels) "
       "-> (Tensor, Tensor, Tensor)");

@@ -9,7 +9,7 @@ Where there are no units for 16 bits, these are widened a block at a time, and n
 
     prepare(folder, processor)    once in a process: compile them, or find them compiled, and load them
     is_loaded()                   whether the rest may be called
-    product_, products_           a b with an fp32 result
+    product_, products_           a b, and aᵀ b of an a in blocks, with an fp32 result
     output_exponentials_          of an output layer's logits, which are nowhere whole, and their product with its table
     attend, attend_backward       fused attention
     adamw_                        one pass of the optimizer, which rounds the new weights too
@@ -88,9 +88,11 @@ def product_(total: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
     torch.ops.colonnade.product_(total, _in_one_piece(a), _in_one_piece(b), add)
 
 
-def products_(total: Tensor, a: Sequence[Tensor], b: Tensor, *, add: bool) -> None:
-    """As `product_`, of matrices [m, k] below one another as if they were one; the last may have fewer rows."""
-    torch.ops.colonnade.products_(total, [_in_one_piece(each) for each in a], _in_one_piece(b), add)
+def products_(total: Tensor, blocks: Sequence[Tensor], b: Tensor, *, add: bool) -> None:
+    """total = aᵀ b, or total += aᵀ b, of a matrix a [k, m] that lies in blocks of columns, side by side: all as wide as
+    the first but the last, which may be narrower. The rest is as in `product_`.
+    """
+    torch.ops.colonnade.products_(total, list(blocks), _in_one_piece(b), add)
 
 
 def output_blocks(tokens: int, table: Tensor) -> list[Tensor]:

@@ -117,7 +117,7 @@ def add_products_(total: Tensor, blocks: Sequence[Tensor], x: Tensor) -> None:
         (whole,) = blocks
         fp32_product_(total, whole.t(), x, add=True)
         return
-    compiled.products_(total, [block.t() for block in blocks], x, add=True)
+    compiled.products_(total, blocks, x, add=True)
 
 
 def input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor], kernel: Kernel) -> Tensor:

@@ -316,7 +316,8 @@ def _fused_softmax(
 ) -> _Softmax:
     """Of x tableᵀ without the labels, whose fp32 logits are nowhere whole: exponentials in `blocks` [≥ c, w]."""
     row, mine = label
-    made, times_table = [block[: len(x)] for block in blocks], x.new_empty(x.shape, dtype=torch.float32)
+    made = blocks if len(x) == len(blocks[0]) else [block[: len(x)] for block in blocks]
+    times_table = x.new_empty(x.shape, dtype=torch.float32)
     numbers = output_exponentials_(made, times_table, x.to(table.dtype), table, row.where(mine, -1))
     shift, total, local_target = numbers
     lse, target = _across_ranks(shift + total.log(), local_target, tp)
