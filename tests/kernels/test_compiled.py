@@ -328,7 +328,7 @@ def test_products_of_blocks_are_those_of_the_whole(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heights", "rows"), [((3, 4), 7), ((4, 3, 4), 11), ((4, 5), 9), ((4, 4), 9), ((), 0)], ids=str
+    ("widths", "rows"), [((3, 4), 7), ((4, 3, 4), 11), ((4, 5), 9), ((4, 4), 9), ((), 0)], ids=str
 )
 @pytest.mark.usefixtures("loaded")
 def test_blocks_of_other_widths_are_refused(widths: tuple[int, ...], rows: int) -> None:
