@@ -1,4 +1,4 @@
-"""Single compiled kernels on shapes of the reference model, beside those of another checkout, in turns.
+"""Compiled kernels on shapes of the reference model, beside those of another checkout, in turns.
 
     python -m benchmarks.kernel_pairs --before ../parent [--dtype fp32] [--threads 2] [--pairs 30] [--busy]
 
@@ -24,22 +24,21 @@ import torch
 
 from benchmarks.hardware import ROOT, commit, cpu_name
 from benchmarks.peers.reference import DTYPES, Task
-from colonnade.kernels import compiled
 from colonnade.kernels.attention import attend
 from colonnade.kernels.choice import Kernels, Products
-from colonnade.kernels.products import add_product_, input_gradient
+from colonnade.kernels.products import add_product_
+from colonnade.launch.freed_memory import keep_freed_memory
+from colonnade.mesh.mesh import Mesh
 from colonnade.model.precision import DTYPES as TORCH_DTYPES
-from colonnade.tensor_parallel.cross_entropy import chunks_of
+from colonnade.tensor_parallel.cross_entropy import output_loss
 from colonnade.train.products import prepare_here
 
-EXPONENTIALS, TABLE, INPUT, WEIGHT, ATTENTION = (
-    "output layer: exponentials",
-    "output layer: weight gradient",
-    "output layer: input gradient",
+OUTPUT, WEIGHT, ATTENTION = (
+    "output layer and loss, forward and backward",
     "linear layer: weight gradient",
     "attention, forward and backward",
 )
-EVERY = (EXPONENTIALS, TABLE, INPUT, WEIGHT, ATTENTION)
+EVERY = (OUTPUT, WEIGHT, ATTENTION)
 
 
 def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], object]]:
@@ -50,10 +49,8 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
         return torch.randn(*shape, generator=generator).to(dtype)
 
     h, vocab, tokens = task.hidden_size, task.vocab_size, task.tokens_per_step
-    table, of_table = drawn(vocab, h).mul_(h**-0.5), torch.zeros(vocab, h)  # [v, h]
-    chunk = chunks_of(tokens, table)[0].stop
-    x, gradient, labels = drawn(chunk, h), drawn(chunk, vocab), torch.zeros(chunk, dtype=torch.int64)
-    probabilities = torch.empty_like(gradient)
+    table = torch.nn.Parameter(drawn(vocab, h).mul_(h**-0.5))  # [v, h]
+    hidden, labels = drawn(tokens, 1, h).requires_grad_(), torch.zeros(tokens, 1, dtype=torch.int64)
     inputs, outputs, of_weight = (
         drawn(tokens, h),
         drawn(tokens, task.ffn_hidden_size),
@@ -61,17 +58,20 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
     )
     heads = tokens // task.seq_length, task.num_heads, task.seq_length, task.head_dim
     q, k, v = (drawn(*heads).requires_grad_() for _ in range(3))  # [b, n, s, d]
-    kernels = Kernels(attention="compiled")
+    kernels = Kernels(output="compiled", attention="compiled")
     products = Products(kernels, kernels, kernels)
+
+    def lost() -> None:
+        weights = torch.full((tokens, 1), 1 / tokens)
+        loss = output_loss(hidden, table, labels, weights, tp=Mesh().tp, vocab_size=vocab, products=products)
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def attended() -> None:
         y = attend(q, k, v, products=products)
         torch.autograd.grad(y, (q, k, v), torch.ones_like(y))
 
     return {
-        EXPONENTIALS: lambda: compiled.output_exponentials_(probabilities, x, table, labels),
-        TABLE: lambda: add_product_(of_table, gradient, x, "compiled"),
-        INPUT: lambda: input_gradient([gradient], [table], "compiled"),
+        OUTPUT: lost,
         WEIGHT: lambda: add_product_(of_weight, outputs, inputs, "compiled"),
         ATTENTION: attended,
     }
@@ -80,6 +80,7 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
 def serve(dtype: str, threads: int) -> None:
     """Call what each line of the input names, and answer with its seconds."""
     torch.set_num_threads(threads)
+    keep_freed_memory()  # as ranks of runs do
     why = prepare_here()
     if why:
         raise SystemExit(f"there are no compiled kernels: {why}")

@@ -16,7 +16,10 @@ from benchmarks.hardware import commit, describe
 from benchmarks.limits import ATTENTION, LINEAR, OUTPUT, REST, UPDATE, roofline
 from benchmarks.peers.reference import DTYPES, Task
 
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "colonnade::product_", "colonnade::output_exponentials_")
+PRODUCTS = (
+    *("aten::mm", "aten::addmm", "aten::addmm_"),
+    *("colonnade::product_", "colonnade::products_", "colonnade::output_exponentials_"),
+)
 Shapes = list[list[int]]
 
 

@@ -51,6 +51,16 @@ def test_a_wide_schedule_goes_on_below() -> None:
     assert joined == whole.splitlines()[1].split("│")[1]
 
 
+def test_rows_of_many_stages_stand_below_their_ruler() -> None:
+    ruler, *rows = draw.text(simulated("1f1b", 11, 11), width=1000).splitlines()
+    assert {row.index("│") + 1 for row in rows} == {ruler.index("0")} and len({len(row) for row in rows}) == 1
+
+
+def test_as_many_panels_as_may_be_shown_are_shown() -> None:
+    drawn = draw.text(simulated("1f1b", 2, 3), width=22, panels=3)
+    assert drawn.count("stage 0") == 3 and "left out" not in drawn
+
+
 @pytest.mark.parametrize(("width", "count"), [(60, 1), (46, 1), (28, 2), (22, 3)])
 def test_behind_panels_that_are_full_there_is_no_empty_one(width: int, count: int) -> None:
     """Of twelve units of time, in panels of twelve, six and four."""

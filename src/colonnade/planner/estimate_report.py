@@ -99,6 +99,6 @@ def duration(seconds: float) -> str:
     if seconds == float("inf"):
         return "for ever"
     for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("s", 1.0)):
-        if seconds >= 2 * size or (unit == "s" and seconds >= 1):
+        if seconds >= 2 * size or (unit == "s" and seconds >= 0.9995):  # 0.9995 s are 1,000 ms in three digits
             return f"{seconds / size:,.1f} {unit}"
     return f"{seconds * 1e3:.3g} ms"
