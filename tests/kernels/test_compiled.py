@@ -327,9 +327,7 @@ def test_products_of_blocks_are_those_of_the_whole(dtype: torch.dtype) -> None:
             assert error(total, right) < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("widths", "rows"), [((3, 4), 7), ((4, 3, 4), 11), ((4, 5), 9), ((4, 4), 9), ((), 0)], ids=str
-)
+@pytest.mark.parametrize(("widths", "rows"), [((3, 4), 7), ((4, 3, 4), 11), ((4, 5), 9), ((4, 4), 9), ((), 0)], ids=str)
 @pytest.mark.usefixtures("loaded")
 def test_blocks_of_other_widths_are_refused(widths: tuple[int, ...], rows: int) -> None:
     blocks = [torch.empty(2, width, dtype=BF16) for width in widths]

@@ -375,7 +375,15 @@ def test_all_ranks_are_paid_for_while_failures_take_their_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.0942, "94.2 ms"), (0.9994, "999 ms"), (0.9996, "1.0 s"), (1.5, "1.5 s"), (7200, "2.0 hours"), (400_000, "4.6 days")]
+    ("seconds", "words"),
+    [
+        (0.0942, "94.2 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.0 s"),
+        (1.5, "1.5 s"),
+        (7200, "2.0 hours"),
+        (400_000, "4.6 days"),
+    ],
 )
 def test_durations(seconds: float, words: str) -> None:
     assert duration(seconds) == words
