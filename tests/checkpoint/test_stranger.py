@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 
 from colonnade.checkpoint import confined
 from colonnade.checkpoint.load import load
@@ -19,7 +20,7 @@ from colonnade.checkpoint.manifest import newest, read_manifest, verify
 from colonnade.checkpoint.names import MANIFEST
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import save
-from colonnade.checkpoint.schema import clip
+from colonnade.checkpoint.schema import clip, first_fault
 from colonnade.errors import CheckpointError
 from tests.checkpoint import forging
 from tests.checkpoint.grids import MODEL, model_shards, number
@@ -206,6 +207,16 @@ def test_forged_manifests(path: Path, name: str) -> None:
     change, said = FORGED[name]
     forging.forge(path, change)
     assert said in refused(path)
+
+
+def test_where_a_fault_is_is_printable_too() -> None:
+    class Part(BaseModel):
+        sizes: dict[str, int]
+
+    with pytest.raises(ValidationError) as caught:
+        Part.model_validate({"sizes": {"a\x1b[31m" + "b" * 100: "many"}})
+    told = first_fault(caught.value)
+    assert "(at sizes.a\ufffd[31mb" in told and told.isprintable() and len(told) < 250
 
 
 @pytest.mark.parametrize("name", ["kept", "step_20", "step_00000021.old"])

@@ -163,6 +163,10 @@ BLENDED = SMALL.replace('train = "corpus"', 'blend = {"tokens/web" = 0.7, "token
             "loss_scale of 1 or more.",
         ),
         (
+            ("checkpoint.keep=0",),
+            "checkpoint.keep = 0 is out of range, where a whole number of at least 1 is expected.",
+        ),
+        (
             ("parallel.zero=4",),
             "parallel.zero = 4 is not one of the choices. Use 0, 1, 2 or 3.",
         ),

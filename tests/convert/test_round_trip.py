@@ -11,9 +11,10 @@ import torch
 
 from colonnade.checkpoint.manifest import read_manifest, verify
 from colonnade.config.load import load
+from colonnade.convert import to_huggingface
 from colonnade.convert.card import _history
 from colonnade.convert.convert import _size
-from colonnade.convert.to_huggingface import _ids, _with_template
+from colonnade.convert.to_huggingface import Opened, _ids, _with_template
 from tests.commands import here
 from tests.convert.published import MODELS, classes, heard, saved, state_of, transformers
 from tests.parity.runs import SERIAL, Case, configured
@@ -213,6 +214,40 @@ def test_a_tokenizer_puts_around_a_text_what_the_model_was_trained_to_read(
     (imported,) = (line for line in card.splitlines() if line.startswith("from transformers import "))
     used = [line for line in card.splitlines() if ".from_pretrained(" in line]
     assert imported.count(",") + 1 == len(used) == (2 if name == "llama" else 1), card
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "written"),
+    [
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.float16, torch.float32),
+        (torch.bfloat16, torch.bfloat16, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_weights_are_written_in_the_narrowest_type_that_loses_nothing_of_any(
+    first: torch.dtype, second: torch.dtype, written: torch.dtype
+) -> None:
+    stub: Any = None
+    manifest: Any = SimpleNamespace(tensors={"a": SimpleNamespace(dtype=first), "b": SimpleNamespace(dtype=second)})
+    assert Opened(stub, manifest, stub, stub, stub, {}, dict.fromkeys(("a", "b"), stub), None).stored_dtype is written
+
+
+@pytest.mark.parametrize("place", ["manifest", "folder", "nowhere"])
+def test_a_tokenizer_is_found_in_a_checkpoint_or_beside_its_files(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, metadata = configured(Case(), SERIAL), SimpleNamespace(model=SimpleNamespace(vocab_size=37))
+    manifest = SimpleNamespace(files={"tokenizer.json": None} if place == "manifest" else {})
+    if place == "folder":
+        (tmp_path / "tokenizer.json").touch()
+    family = SimpleNamespace(sources=lambda *_: [])
+    monkeypatch.setattr(to_huggingface, "described", lambda path: (manifest, config, metadata))
+    monkeypatch.setattr(to_huggingface, "family_of", lambda *_: (family, {}))
+    monkeypatch.setattr(to_huggingface, "tokenizer_of", lambda path, _: f"that of {path.name}")
+    expected = None if place == "nowhere" else f"that of {tmp_path.name}"
+    assert to_huggingface._open(tmp_path).tokenizer == expected
 
 
 def test_a_card_counts_the_tokens_of_all_samples() -> None:

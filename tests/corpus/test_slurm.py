@@ -68,6 +68,12 @@ def test_a_stage_waits_for_all_arrays_of_the_one_before(tmp_path: Path, cluster:
     assert "--qos" not in cluster.script(by_stage["documents"][0]), "a cluster need not have one"
 
 
+def test_tasks_that_fill_their_arrays_have_no_empty_one_behind(tmp_path: Path, cluster: Cluster, corpus: Path) -> None:
+    start(corpus, tmp_path / "out", slurm_max_array=4)
+    sizes = {stage: [cluster.size(job) for job in jobs] for stage, jobs in stages(cluster, cluster.submitted()).items()}
+    assert sizes["documents"] == [4, 4] and min(map(min, sizes.values())) > 0
+
+
 @pytest.mark.slow
 def test_failing_late_and_repeated_tasks_change_nothing(
     tmp_path: Path, cluster: Cluster, corpus: Path, run: Run

@@ -309,6 +309,8 @@ def test_a_t5s_sentinels_lie_behind_its_pieces_the_first_one_last(tmp_path: Path
             assert ours.encode(text) == theirs.encode(text)
     write(tmp_path, tokenizer_config={"extra_ids": 3})
     assert Tokenizer.load(tmp_path).id_of("<extra_id_0>") == 402
+    write(tmp_path, tokenizer_config={"extra_ids": 0})
+    assert Tokenizer.load(tmp_path).vocab_size == alone.vocab_size, "none is a number too"
     write(tmp_path, tokenizer_config={"extra_ids": -1})
     with pytest.raises(DataError, match="extra_ids = -1, which is no number of tokens"):
         Tokenizer.load(tmp_path)

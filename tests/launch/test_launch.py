@@ -690,6 +690,18 @@ def test_a_mistake_is_shown_without_what_was_shown_before(
     assert capsys.readouterr().err == f"colonnade: {noted or 'seq_length = 0'}\n"
 
 
+def test_a_mistake_that_a_rank_has_not_come_to_say_stands_behind_what_it_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (tmp_path / "errors").open("w+b") as errors:
+        errors.write(b"a warning\n")
+        errors.flush()
+        rank = _Rank(0, SimpleNamespace(), None, errors, tmp_path / "note", USER_MISTAKE)  # type: ignore[arg-type]
+        rank.note.write_text(Failure(1.0, "the file is empty").to_json())
+        Supervisor([], 1, tmp_path, lambda number, pipe: {}, ranks=[rank])._show_mistake(rank)
+    assert capsys.readouterr().err == "a warning\ncolonnade: the file is empty\n"
+
+
 def test_what_rank_0_said_is_shown_though_all_ranks_ended_before_anybody_looked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -347,6 +347,12 @@ def test_a_harness_that_is_not_installed_is_one_message() -> None:
     assert done.stderr.endswith("Run `pip install 'colonnade[lm-eval]'`.\n") and done.stderr.count("\n") == 1
 
 
+def test_another_module_that_is_missing_is_not_taken_for_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "colonnade.lm_eval.model", None)
+    with pytest.raises(ModuleNotFoundError, match=r"colonnade\.lm_eval\.model"):
+        main()
+
+
 def test_its_command_may_open_as_many_files_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(process, "allow_open_files", lambda: asked.append("files"))

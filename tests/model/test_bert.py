@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from colonnade.config.model import ModelConfig
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert import BERT, BertInputs
+from colonnade.model.bert_labels import SoftLabels, label_divergences
 from colonnade.model.initialize import initialize_
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
@@ -234,3 +235,14 @@ def test_what_the_output_layer_reads_makes_the_words_logits(name: str) -> None:
         read = bert.head.read_by_output(x)[:, 0]
         logits = read @ bert.embedding.tokens.weight.t() + bert.head.output_bias
     torch.testing.assert_close(logits[:, :VOCAB], bert.head.word_logits(x)[:, :VOCAB])
+
+
+def test_what_a_teacher_says_of_labels_is_compared_in_fp32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = (torch.randn(5, 3, generator=generator).bfloat16() for _ in range(2))
+    found = label_divergences(ours, SoftLabels(torch.ones(5), 2.0, theirs))
+    expected = nn.functional.kl_div(
+        (ours.float() / 2).log_softmax(-1), (theirs.float() / 2).softmax(-1), reduction="none"
+    ).sum(-1)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert found.dtype is torch.float32

@@ -31,6 +31,16 @@ def test_every_schedule_is_legal_and_ends_whatever_things_last(shape: Shape) -> 
         assert all(before.end <= after.start for before, after in pairwise(events))
 
 
+def test_a_stage_waits_for_no_transfer_from_itself() -> None:
+    """Of backward behind its own forward; nor where cores are shared."""
+    lists = all_actions("1f1b", 2, 3, 1)
+    each = Durations(forward=1, input_gradients=1, weight_gradients=1, transfer=1.5)
+    fixed = simulate(lists, 3, durations=each)
+    assert simulate(lists, 3, durations=each, pace=lambda busy: 1.0) == fixed
+    (last,) = (event for event in fixed.events[1] if (event.action.kind, event.action.microbatch) == ("B", 0))
+    assert last.start == 1 + 1.5 + 1
+
+
 @pytest.mark.slow
 @given(shapes())
 @settings(deadline=None, max_examples=60)

@@ -80,8 +80,9 @@ def test_copies_make_up_the_ranks_that_are_asked_for_whatever_the_file_has(
     config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path(config).write_text(CONFIG.replace("pp = 4", "pp = 2, dp = 2"))
-    assert run(monkeypatch, config, "--ranks", "8", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["num_ranks"] == 8
+    for replaced in ([], ["parallel.tp=2"], ["parallel.pp=4"]):
+        assert run(monkeypatch, config, *replaced, "--ranks", "8", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["num_ranks"] == 8
 
 
 def test_of_a_machine_of_cpus_a_run_on_cpus_is_planned(

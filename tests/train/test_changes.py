@@ -63,6 +63,14 @@ def test_the_first_step_that_has_another_rate_is_named(corpus: TinyCorpus, tmp_p
     assert "from step 15 on" in line
 
 
+def test_another_rate_of_the_last_step_alone_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:
+    before = config(corpus, tmp_path, "train.steps=9", "optim.decay_steps=20")
+    now = config(corpus, tmp_path, "train.steps=9", "optim.decay_steps=30")
+    ((line),) = other_curve(before, now, 8)
+    assert line.startswith("The learning rate follows another curve from step 9 on")
+    assert other_curve(before, now, 9) == [], "no step is left"
+
+
 def test_what_changed_since_a_checkpoint_is_a_line_a_key(finished: Finished, run: Path) -> None:
     """For the event of a run that goes on: nothing where its configuration cannot be read."""
     now = load(finished.config, [f"run.folder={run}", "train.steps=9", "checkpoint.keep=7"])
