@@ -7641,6 +7641,20 @@ MUTATIONS = [
         "",
         ("tests/lm_eval/test_model.py",),
     ),
+    Mutation(
+        "an encoder without a head is stated with the head of pre-training",
+        "architecture/families.py",
+        '("bert", "none"): bert_with_labels,',
+        '("bert", "none"): bert,',
+        ("tests/architecture/test_statement.py",),
+    ),
+    Mutation(
+        "the plan gives frozen weights gradients",
+        "planner/counting.py",
+        "requires_grad=not weight.is_frozen)",
+        "requires_grad=True)",
+        ("tests/planner/test_counting.py",),
+    ),
 ]
 
 

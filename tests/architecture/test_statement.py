@@ -56,6 +56,7 @@ MODELS += [
     ModelConfig(**BERT, head="classification", num_labels=1, norm_position="post", tie_embeddings=False),
     ModelConfig(head="preferences", num_layers=2, hidden_size=16, num_heads=4, seq_length=12),
     ModelConfig(**BERT, head="choice", num_labels=4, bias=False, norm="rmsnorm"),
+    ModelConfig(**BERT, head="none"),
 ]
 T5 = {**BASE, "kind": "t5"}
 T5_MODELS = [

@@ -19,7 +19,7 @@ from colonnade.mesh.mesh import Mesh, paper_mesh
 from colonnade.mesh.transport import Pending
 from colonnade.pipeline.inference import ResidentWeights
 from colonnade.pipeline.partition import chunks
-from colonnade.planner.counting import HoldingTransport, Peaks, enough, peaks
+from colonnade.planner.counting import HoldingTransport, Peaks, _placement, enough, peaks
 from colonnade.planner.kept import Deferred, Handed, Kept, unit_kept
 from colonnade.planner.live import LiveTensors, Watch
 from colonnade.train.state import runner_of
@@ -248,3 +248,10 @@ def test_ownership_is_the_programs_own() -> None:
                     watch.gradients_ready(unit, last=True)
         seen.append(watch.buffers)
     assert seen[0] == seen[1] > 0
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_frozen_weight_has_no_gradient_on_paper_either(is_frozen: bool) -> None:
+    weight = Weight("mlp.up.weight", (12, 8), cut=0, is_frozen=is_frozen)
+    placed = _placement(weight, 2)
+    assert placed.parameter.requires_grad is not is_frozen and placed.parameter.shape == (6, 8)
