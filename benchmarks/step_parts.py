@@ -17,8 +17,12 @@ from benchmarks.limits import ATTENTION, LINEAR, OUTPUT, REST, UPDATE, roofline
 from benchmarks.peers.reference import DTYPES, Task
 
 PRODUCTS = (
-    *("aten::mm", "aten::addmm", "aten::addmm_"),
-    *("colonnade::product_", "colonnade::products_", "colonnade::output_exponentials_"),
+    "aten::mm",
+    "aten::addmm",
+    "aten::addmm_",
+    "colonnade::product_",
+    "colonnade::products_",
+    "colonnade::output_exponentials_",
 )
 Shapes = list[list[int]]
 

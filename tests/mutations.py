@@ -7655,6 +7655,13 @@ MUTATIONS = [
         "requires_grad=True)",
         ("tests/planner/test_counting.py",),
     ),
+    Mutation(
+        "the last chunk of an output layer's tokens has exponentials of as many tokens as the others",
+        "tensor_parallel/cross_entropy.py",
+        "made = blocks if len(x) == len(blocks[0]) else [block[: len(x)] for block in blocks]",
+        "made = blocks",
+        ("tests/tensor_parallel/test_gradient_digits.py",),
+    ),
 ]
 
 

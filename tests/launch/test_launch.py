@@ -675,31 +675,21 @@ def test_of_two_exceptions_that_which_was_raised_first_is_the_cause(tmp_path: Pa
     assert min(ranks, key=_Rank.cause_order).number == 1
 
 
+@pytest.mark.parametrize("shown", ["", "a warning\n"])
 @pytest.mark.parametrize("noted", [None, "the file is empty"])
 def test_a_mistake_is_shown_without_what_was_shown_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], noted: str | None
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], noted: str | None, shown: str
 ) -> None:
     """What rank 0 said while it ran is on the terminal already; a message that it has not come to say is added."""
     with (tmp_path / "errors").open("w+b") as errors:
         errors.write(b"a warning\n" + (b"" if noted else b"colonnade: seq_length = 0\n"))
         errors.flush()
-        rank = _Rank(0, SimpleNamespace(), None, errors, tmp_path / "note", USER_MISTAKE, shown=len(b"a warning\n"))  # type: ignore[arg-type]
+        rank = _Rank(0, SimpleNamespace(), None, errors, tmp_path / "note", USER_MISTAKE, shown=len(shown))  # type: ignore[arg-type]
         if noted:
             rank.note.write_text(Failure(1.0, noted).to_json())
         Supervisor([], 1, tmp_path, lambda number, pipe: {}, ranks=[rank])._show_mistake(rank)
-    assert capsys.readouterr().err == f"colonnade: {noted or 'seq_length = 0'}\n"
-
-
-def test_a_mistake_that_a_rank_has_not_come_to_say_stands_behind_what_it_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with (tmp_path / "errors").open("w+b") as errors:
-        errors.write(b"a warning\n")
-        errors.flush()
-        rank = _Rank(0, SimpleNamespace(), None, errors, tmp_path / "note", USER_MISTAKE)  # type: ignore[arg-type]
-        rank.note.write_text(Failure(1.0, "the file is empty").to_json())
-        Supervisor([], 1, tmp_path, lambda number, pipe: {}, ranks=[rank])._show_mistake(rank)
-    assert capsys.readouterr().err == "a warning\ncolonnade: the file is empty\n"
+    before = "" if shown else "a warning\n"
+    assert capsys.readouterr().err == f"{before}colonnade: {noted or 'seq_length = 0'}\n"
 
 
 def test_what_rank_0_said_is_shown_though_all_ranks_ended_before_anybody_looked(

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.kernels.choice import WIDENED, Kernel, Kernels, Products, usual
+from colonnade.kernels.compiled import output_blocks
 from colonnade.kernels.products import add_product_
 from colonnade.kernels.timing import is_exact
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
+from colonnade.tensor_parallel import cross_entropy
 from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, token_guesses, token_losses
 from tests.distributed import run_on_ranks
 from tests.emulated import Noted, backward, emulated_amx, emulated_cuda
@@ -126,6 +128,36 @@ def test_they_keep_them_by_the_compiled_kernels(dtype: torch.dtype, tmp_path_fac
     folder = load_for(dtype, tmp_path_factory)
     assert_digits_compiled(dtype, Mesh().tp)
     run_on_ranks(digits_of_compiled_on_a_rank, 3, dtype, folder)
+
+
+@BY_COMPILED
+@pytest.mark.parametrize("sizes", [(66, 1300), (64, 1300), (66, 400)], ids=str)
+def test_compiled_kernels_with_several_chunks_of_tokens_and_blocks_of_columns(
+    sizes: tuple[int, int],
+    dtype: torch.dtype,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 66 tokens the last chunk has fewer; the last block has fewer columns, or there is one alone."""
+    load_for(dtype, tmp_path_factory)
+    tokens, vocab = sizes
+    generator = torch.Generator().manual_seed(0)
+    hidden, table = (torch.randn(n, HIDDEN, generator=generator).mul_(0.3).to(dtype) for n in (tokens, vocab))
+    labels, weights = torch.randint(0, vocab, (tokens, 1), generator=generator), torch.full((tokens, 1), 1 / tokens)
+    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 16 * vocab)
+    weight, given = nn.Parameter(table.clone()), hidden[:, None].clone().requires_grad_()
+    chunks = cross_entropy.chunks_of(tokens, weight)
+    assert len(chunks) > 3 and (chunks[-1].stop - chunks[-1].start < chunks[0].stop) is (tokens == 66)
+    assert (len(output_blocks(tokens, table)) > 1) is (vocab == 1300)
+    loss = output_loss(given, weight, labels, weights, tp=Mesh().tp, vocab_size=vocab, products=COMPILED)
+    loss.backward()
+    wide = [t.double().requires_grad_() for t in (hidden, table)]
+    right = nn.functional.cross_entropy(wide[0] @ wide[1].t(), labels[:, 0])
+    right.backward()
+    assert abs(loss.item() - right.item()) < 1e-5
+    assert given.grad is not None and weight.grad is not None
+    for found, expected in zip((given.grad[:, 0], weight.grad), wide, strict=True):
+        assert expected.grad is not None and error(found, expected.grad) < OF_COMPILED[dtype]
 
 
 @BY_COMPILED

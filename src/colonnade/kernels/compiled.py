@@ -36,7 +36,10 @@ FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fope
 ATTENTION = (torch.bfloat16, torch.float32)
 """What there is attention for."""
 BLOCK = 1 << 18
-"""[bytes] Of an output layer's table, that are multiplied at a time: two packed copies of them lie in an L2 cache."""
+"""[bytes] Of an output layer's table, that are multiplied at a time: of two packed copies of them, an L2 cache of a
+megabyte is half full."""
+NARROWEST, WIDEST = 64, 512
+"""[columns] Of such a block, however wide a layer is."""
 TIME_LIMIT = 300.0
 """[seconds] Compiling takes about 7."""
 
@@ -99,8 +102,8 @@ def output_blocks(tokens: int, table: Tensor) -> list[Tensor]:
     """Memory for exponentials of the logits of `tokens` tokens: blocks of columns, side by side, in the order of the
     rows of `table` [v, h]. All are as wide as the first but the last, which may be narrower.
     """
-    (rows, depth), vector = table.shape, 64
-    width = min(max(BLOCK // (depth * table.itemsize) // vector, 1) * vector, 512)
+    rows, depth = table.shape
+    width = min(max(BLOCK // (depth * table.itemsize) // NARROWEST, 1) * NARROWEST, WIDEST)
     if table.is_meta:
         width = rows  # as many bytes, in one
     return [table.new_empty(tokens, min(width, rows - first)) for first in range(0, rows, width)]

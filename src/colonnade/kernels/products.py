@@ -109,17 +109,6 @@ def output_exponentials_(
     return shift, total, label
 
 
-def add_products_(total: Tensor, blocks: Sequence[Tensor], x: Tensor) -> None:
-    """total += blocksᵀ x, of blocks [c, w] side by side, as `compiled.output_blocks` makes them: x [c, h], total [v, h]
-    in fp32. By the compiled kernels.
-    """
-    if x.is_meta:
-        (whole,) = blocks
-        fp32_product_(total, whole.t(), x, add=True)
-        return
-    compiled.products_(total, blocks, x, add=True)
-
-
 def input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor], kernel: Kernel) -> Tensor:
     """Σ g W over gradients [t, o], as they are multiplied, and their weights [o, i] -> [t, i]."""
     if kernel == "compiled":
@@ -141,6 +130,16 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor, kernel: Kernel = "blas") -
         return
     with computed_by(kernel):
         total.addmm_(exact(a).t(), exact(b))
+
+
+def add_products_(total: Tensor, blocks: Sequence[Tensor], b: Tensor, kernel: Kernel = "blas") -> None:
+    """As `add_product_`, of an `a` that lies in blocks of columns, side by side; several are multiplied by the compiled
+    kernels (`compiled.output_blocks`).
+    """
+    if len(blocks) == 1:
+        add_product_(total, blocks[0], b, kernel)
+    else:
+        compiled.products_(total, blocks, b, add=True)
 
 
 def add_rows_(total: Tensor, rows: Tensor, kernel: Kernel = "blas") -> None:

@@ -177,7 +177,7 @@ def _output(drawn: Draw, sizes: Slices) -> Trial:
     def run(kernel: Kernel) -> None:
         if kernel == "compiled":
             output_exponentials_(blocks, dx, *narrow, labels)
-            add_products_(total, blocks, narrow[0])
+            add_products_(total, blocks, narrow[0], kernel)
             return
         result(kernel).amax(-1)
         torch.softmax(logits, -1, out=logits).amax(-1)

@@ -318,8 +318,8 @@ def _fused_softmax(
     row, mine = label
     made = blocks if len(x) == len(blocks[0]) else [block[: len(x)] for block in blocks]
     times_table = x.new_empty(x.shape, dtype=torch.float32)
-    numbers = output_exponentials_(made, times_table, x.to(table.dtype), table, row.where(mine, -1))
-    shift, total, local_target = numbers
+    narrow = x.to(table.dtype)
+    shift, total, local_target = output_exponentials_(made, times_table, narrow, table, row.where(mine, -1))
     lse, target = _across_ranks(shift + total.log(), local_target, tp)
     return _apart(lse, target, made, (shift - lse).exp(), weights)._replace(times_table=times_table)
 
@@ -384,10 +384,7 @@ def _add_gradients_apart(
         return
     wide = x.to(gradient.dtype)
     scaled = (wide * scale[:, None]).to(table.dtype)
-    if found.times_table is None:
-        add_product_(gradient, found.probabilities[0], scaled, kernel)
-    else:
-        add_products_(gradient, found.probabilities, scaled)
+    add_products_(gradient, found.probabilities, scaled, kernel)
     gradient.index_add_(0, row[mine], wide[mine] * -found.slope[mine][:, None])
 
 
