@@ -29,16 +29,18 @@ from colonnade.kernels.choice import Kernels, Products
 from colonnade.kernels.products import add_product_
 from colonnade.launch.freed_memory import keep_freed_memory
 from colonnade.mesh.mesh import Mesh
+from colonnade.model.norm import Norm
 from colonnade.model.precision import DTYPES as TORCH_DTYPES
 from colonnade.tensor_parallel.cross_entropy import output_loss
 from colonnade.train.products import prepare_here
 
-OUTPUT, WEIGHT, ATTENTION = (
+OUTPUT, WEIGHT, ATTENTION, NORM = (
     "output layer and loss, forward and backward",
     "linear layer: weight gradient",
     "attention, forward and backward",
+    "LayerNorm, forward and backward",
 )
-EVERY = (OUTPUT, WEIGHT, ATTENTION)
+EVERY = (OUTPUT, WEIGHT, ATTENTION, NORM)
 
 
 def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], object]]:
@@ -58,8 +60,10 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
     )
     heads = tokens // task.seq_length, task.num_heads, task.seq_length, task.head_dim
     q, k, v = (drawn(*heads).requires_grad_() for _ in range(3))  # [b, n, s, d]
-    kernels = Kernels(output="compiled", attention="compiled")
+    kernels = Kernels(weight_gradient="compiled", output="compiled", attention="compiled")
     products = Products(kernels, kernels, kernels)
+    norm = Norm(h, epsilon=1e-5)
+    norm.products = products  # set here: what another checkout is given it may not take
 
     def lost() -> None:
         weights = torch.full((tokens, 1), 1 / tokens)
@@ -70,10 +74,15 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
         y = attend(q, k, v, products=products)
         torch.autograd.grad(y, (q, k, v), torch.ones_like(y))
 
+    def normed() -> None:
+        y = norm(hidden, dtype)
+        torch.autograd.grad(y, hidden, torch.ones_like(y))
+
     return {
         OUTPUT: lost,
         WEIGHT: lambda: add_product_(of_weight, outputs, inputs, "compiled"),
         ATTENTION: attended,
+        NORM: normed,
     }
 
 

@@ -7662,6 +7662,48 @@ MUTATIONS = [
         "made = blocks",
         ("tests/tensor_parallel/test_gradient_digits.py",),
     ),
+    Mutation(
+        "hidden states' losses are told times the loss scale",
+        "train/step.py",
+        "    losses[0] += added_losses((each.hidden for each in inputs), losses)\n    losses /= scale\n",
+        "    losses /= scale\n    losses[0] += added_losses((each.hidden for each in inputs), losses)\n",
+        ("tests/train/test_distilled_states.py",),
+    ),
+    Mutation(
+        "compiled backward takes an RMSNorm for one with a mean",
+        "kernels/compiled.cpp",
+        "along_ones = mean_ == nullptr ? 0.0f : along_ones / width_",
+        "along_ones = along_ones / width_",
+        ("tests/kernels/test_compiled_norm.py",),
+    ),
+    Mutation(
+        "compiled backward of norms leaves out rows behind equal parts",
+        "kernels/compiled.cpp",
+        "for (int64_t i = part * rows_ / parts; i < (part + 1) * rows_ / parts; ++i) row(",
+        "for (int64_t i = part * (rows_ / parts); i < (part + 1) * (rows_ / parts); ++i) row(",
+        ("tests/kernels/test_compiled_norm.py",),
+    ),
+    Mutation(
+        "compiled backward of norms replaces what weights' gradients were",
+        "kernels/compiled.cpp",
+        "to[j] += total;",
+        "to[j] = total;",
+        ("tests/kernels/test_compiled_norm.py",),
+    ),
+    Mutation(
+        "the parts of norms' weight gradients are as many as threads",
+        "kernels/compiled.cpp",
+        "const int64_t parts = std::min(PARTS, rows_);",
+        "const int64_t parts = std::min<int64_t>(at::get_num_threads(), rows_);",
+        ("tests/kernels/test_compiled_norm.py",),
+    ),
+    Mutation(
+        "a gradient in 16 bits of a stream in fp32 goes to the compiled norm",
+        "kernels/norm.py",
+        '== "compiled" and grad.dtype == x.dtype and not x.is_meta',
+        '== "compiled" and not x.is_meta',
+        ("tests/kernels/test_compiled_norm.py",),
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from colonnade.config.model import ModelConfig
 from colonnade.kernels import norm as norms
+from colonnade.kernels.choice import Kernels, Products
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.attention import HeadNorm
 from colonnade.model.norm import Norm, RMSNorm
@@ -140,15 +141,17 @@ def test_overflow_stays_visible() -> None:
     assert all(gradient is not None and not gradient.isfinite().all() for gradient in gradients)
 
 
-@pytest.mark.parametrize("block", ["gpt", "llama", "grouped", "bert", "t5"])
-def test_every_norm_of_a_model_has_its_epsilon(block: Any) -> None:
+@pytest.mark.parametrize("block", ["gpt", "llama", "grouped", "bert", "labels", "spans", "t5"])
+def test_every_norm_of_a_model_has_its_epsilon_and_the_kernels_of_the_run(block: Any) -> None:
     """Those of the heads and of what is around blocks too."""
     config = configured(Case(block=block, embedding_norm=True), SERIAL)
     config = config.model_copy(update={"model": config.model.model_copy(update={"norm_epsilon": 0.25})})
-    built = build_state(config, Mesh(), 37, CPU).model
-    epsilons = [module.epsilon for module in built.modules() if isinstance(module, (Norm, RMSNorm, HeadNorm))]
+    products = Products(fp16=Kernels(output="onednn"))
+    built = build_state(config, Mesh(), 37, CPU, products=products).model
+    found = [module for module in built.modules() if isinstance(module, (Norm, RMSNorm, HeadNorm))]
     stated = [name for name in built.architecture.weights() if name.endswith("norm.weight")]
-    assert epsilons == [0.25] * len(stated) != []
+    assert [each.epsilon for each in found] == [0.25] * len(stated) != []
+    assert {each.products for each in found} == {products}
 
 
 def test_the_norm_of_heads_adds_its_epsilon_to_the_mean_square() -> None:

@@ -104,6 +104,15 @@ def test_every_layout_is_the_serial_run(
     assert any("to_teacher" in name for name in tensors(run)), "maps are weights of the student"
 
 
+def test_the_loss_that_is_told_is_without_the_loss_scale(
+    examples: Path, teacher: Path, serial: Path, tmp_path: Path
+) -> None:
+    """fp16 multiplies losses by 65,536, those of hidden states too."""
+    half = taught(examples, tmp_path, teacher, *WIDER, "train.precision=fp16", "train.steps=1")
+    assert metrics(half)[0]["loss_scale"] > 1
+    assert metrics(half)[0]["loss"] == pytest.approx(metrics(serial)[0]["loss"], rel=5e-3)
+
+
 @pytest.mark.slow
 def test_choices_too(examples: Path, teacher_of_choices: Path, tmp_path: Path) -> None:
     teacher = teacher_of_choices

@@ -971,9 +971,99 @@ std::tuple<Tensor, Tensor, Tensor> attend_backward(const Tensor& dout, const Ten
   return {dq, dk, dv};
 }
 
-// --- optimizer --------------------------------------------------------------------------------------------------------
+// --- norms ------------------------------------------------------------------------------------------------------------
 
 constexpr int64_t SHARE = 1 << 15;  // numbers that are worth a thread
+
+// Gradients of y = (x − mean) · scale · weight + bias over rows of numbers; without a mean, of an RMSNorm.
+template <typename T>
+class NormBackward {
+  using N = Number<T>;
+
+ public:
+  NormBackward(const Tensor& grad, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& mean,
+               const Tensor& scale, const Tensor& dx)
+      : grad_(static_cast<const N*>(grad.const_data_ptr())), x_(static_cast<const N*>(x.const_data_ptr())),
+        dx_(static_cast<N*>(dx.mutable_data_ptr())), weight_(weight.const_data_ptr<float>()),
+        mean_(mean ? mean->const_data_ptr<float>() : nullptr), scale_(scale.const_data_ptr<float>()),
+        rows_(scale.numel()), width_(weight.numel()) {}
+
+  // The gradients of weight and bias are added there, if anywhere. They are summed in parts of the rows, which threads share,
+  // as many however many threads there are.
+  void run(float* weight, float* bias) {
+    const int64_t parts = std::min(PARTS, rows_);
+    std::vector<float> sums(parts * 2 * width_);
+    at::parallel_for(0, parts, std::max<int64_t>(1, SHARE * parts / (rows_ * width_)), [&](int64_t begin, int64_t end) {
+      for (int64_t part = begin; part < end; ++part) {
+        float* mine = sums.data() + part * 2 * width_;
+        for (int64_t i = part * rows_ / parts; i < (part + 1) * rows_ / parts; ++i) row(i, mine, mine + width_);
+      }
+    });
+    for (float* to : {weight, bias}) {
+      const float* from = sums.data() + (to == bias ? width_ : 0);
+      for (int64_t j = 0; to != nullptr && j < width_; ++j) {
+        float total = 0.0f;
+        for (int64_t part = 0; part < parts; ++part) total += from[part * 2 * width_ + j];
+        to[j] += total;
+      }
+    }
+  }
+
+ private:
+  void row(int64_t i, float* __restrict of_weight, float* __restrict of_bias) const {
+    const N* __restrict g = grad_ + i * width_;
+    const N* __restrict x = x_ + i * width_;
+    N* __restrict dx = dx_ + i * width_;
+    const float* __restrict weight = weight_;
+    const float mean = mean_ == nullptr ? 0.0f : mean_[i], scale = scale_[i];
+    float along_ones = 0.0f, along_x = 0.0f;
+#pragma omp simd reduction(+ : along_ones, along_x)
+    for (int64_t j = 0; j < width_; ++j) {
+      const float normed = (computed<T>(x[j]) - mean) * scale, grad = computed<T>(g[j]);
+      of_weight[j] += grad * normed, of_bias[j] += grad;
+      along_ones += grad * weight[j], along_x += grad * weight[j] * normed;
+    }
+    along_ones = mean_ == nullptr ? 0.0f : along_ones / width_, along_x /= width_;
+#pragma omp simd
+    for (int64_t j = 0; j < width_; ++j) {
+      const float normed = (computed<T>(x[j]) - mean) * scale;
+      dx[j] = stored<T>((computed<T>(g[j]) * weight[j] - along_ones - normed * along_x) * scale);
+    }
+  }
+
+  const N *grad_, *x_;
+  N* dx_;
+  const float *weight_, *mean_, *scale_;
+  const int64_t rows_, width_;
+};
+
+// The gradient of x: grad and x [..., h] in bf16, fp16 or fp32, weight [h], mean (none: an RMSNorm's) and scale [rows] in fp32.
+// Those of weight and bias, in fp32, are added to what is given for them.
+Tensor norm_backward(const std::optional<Tensor>& of_weight, const std::optional<Tensor>& of_bias, const Tensor& grad,
+                     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& mean, const Tensor& scale) {
+  TORCH_CHECK(grad.sizes() == x.sizes() && grad.scalar_type() == x.scalar_type(), "a gradient like x");
+  TORCH_CHECK(grad.is_contiguous() && x.is_contiguous() && x.size(-1) == weight.numel(), "rows as long as the weight");
+  TORCH_CHECK(scale.numel() * weight.numel() == x.numel() && (!mean || mean->numel() == scale.numel()), "a scale a row");
+  for (const auto& each : {of_weight, of_bias, std::optional(weight), mean, std::optional(scale)})
+    TORCH_CHECK(!each || (each->is_contiguous() && each->scalar_type() == at::kFloat), "fp32 numbers in one piece");
+  for (const auto& each : {of_weight, of_bias}) TORCH_CHECK(!each || each->numel() == weight.numel(), "as many as weights");
+  Tensor dx = at::empty(x.sizes(), x.options());
+  float* weight_to = of_weight ? of_weight->mutable_data_ptr<float>() : nullptr;
+  float* bias_to = of_bias ? of_bias->mutable_data_ptr<float>() : nullptr;
+  const auto run = [&]<typename T>(T) {
+    if (x.numel() > 0) NormBackward<T>(grad, x, weight, mean, scale, dx).run(weight_to, bias_to);
+  };
+  switch (x.scalar_type()) {
+    case at::kBFloat16: run(at::BFloat16()); break;
+    case at::kHalf: run(at::Half()); break;
+    case at::kFloat: run(float()); break;
+    default: TORCH_CHECK(false, "numbers of 16 or 32 bits");
+  }
+  return dx;
+}
+
+// --- optimizer --------------------------------------------------------------------------------------------------------
+
 constexpr int64_t NEAR = 1 << 12;  // numbers of which the L1 cache has the weights when they are rounded
 
 // The constants of one step of AdamW, each rounded once: 1 − β of a β that is near 1 has few digits of a rounded β's.
@@ -1041,6 +1131,9 @@ TORCH_LIBRARY(colonnade, library) {
       "attend_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float scale, bool causal) "
       "-> (Tensor, Tensor, Tensor)");
   library.def(
+      "norm_backward(Tensor(a!)? of_weight, Tensor(b!)? of_bias, Tensor grad, Tensor x, Tensor weight, Tensor? mean, "
+      "Tensor scale) -> Tensor");
+  library.def(
       "adamw_(Tensor(a!) weights, Tensor gradients, Tensor(b!) mean, Tensor(c!) square, Tensor(d!)? rounded, "
       "float factor, float learning_rate, float beta1, float beta2, float epsilon, float weight_decay, int step) -> ()");
 }
@@ -1051,5 +1144,6 @@ TORCH_LIBRARY_IMPL(colonnade, CPU, library) {
   library.impl("output_exponentials_", output_exponentials_);
   library.impl("attend", attend);
   library.impl("attend_backward", attend_backward);
+  library.impl("norm_backward", norm_backward);
   library.impl("adamw_", adamw_);
 }

@@ -3,8 +3,9 @@
 They are never needed: what they compute is computed without them too, more slowly. On a CPU torch has no product of
 16-bit matrices with an fp32 result, so all that is summed in fp32 (weight gradients, the output layer) is otherwise
 multiplied in fp32: with AMX or avx512_bf16 half as fast as the processor can, or less. Its fused attention takes
-several times as long as its products should, its softmax of an output layer's logits reads them from memory, and its
-AdamW writes scaled gradients back and leaves the rounding of weights to another pass.
+several times as long as its products should, its softmax of an output layer's logits reads them from memory, backward
+of its LayerNorm wants copies in fp32, and its AdamW writes scaled gradients back and leaves the rounding of weights to
+another pass.
 Where there are no units for 16 bits, these are widened a block at a time, and no copy of a matrix is made.
 
     prepare(folder, processor)    once in a process: compile them, or find them compiled, and load them
@@ -12,6 +13,7 @@ Where there are no units for 16 bits, these are widened a block at a time, and n
     product_, products_           a b, and aᵀ b of an a in blocks, with an fp32 result
     output_exponentials_          of an output layer's logits, which are nowhere whole, and their product with its table
     attend, attend_backward       fused attention
+    norm_backward                 backward of a LayerNorm or an RMSNorm
     adamw_                        one pass of the optimizer, which rounds the new weights too
 
 Loaded kernels are operators of torch (`torch.ops.colonnade`), so torch alone knows whether a process has them.
@@ -149,6 +151,27 @@ def attend_backward(
     heads = map(_by_features, (grad, q, k, v, out))
     dq, dk, dv = torch.ops.colonnade.attend_backward(*heads, lse, scale, causal)
     return dq, dk, dv
+
+
+def norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor | None,
+    scale: Tensor,
+    *,
+    of_weight: Tensor | None,
+    of_bias: Tensor | None,
+) -> Tensor:
+    """The gradient of x, given that of y = (x − mean) · scale · weight + bias (mean None: an RMSNorm's): grad and x
+    [..., h] in bf16, fp16 or fp32, weight [h], mean and scale [..., 1] in fp32 -> [..., h] in their type.
+
+    Those of weight and bias, summed in fp32, are added to `of_weight` and `of_bias` [h] in fp32 (None: nowhere).
+    """
+    found: Tensor = torch.ops.colonnade.norm_backward(
+        of_weight, of_bias, grad.contiguous(), x.contiguous(), weight, mean, scale
+    )
+    return found
 
 
 def adamw_(

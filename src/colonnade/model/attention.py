@@ -142,12 +142,12 @@ class HeadNorm(nn.Module):
 
     def __init__(self, model: ModelConfig, parallel: Parallel) -> None:
         super().__init__()
-        self.epsilon = model.norm_epsilon
+        self.epsilon, self.products = model.norm_epsilon, parallel.products
         self.weight = nn.Parameter(torch.ones(model.head_width))
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, n, s, d] -> [b, n, s, d]"""
-        return rms_norm(x, self.weight, self.epsilon, x.dtype)
+        return rms_norm(x, self.weight, self.epsilon, x.dtype, products=self.products)
 
 
 def heads_of(rows: Tensor, num_heads: int, parts: int) -> tuple[Tensor, ...]:

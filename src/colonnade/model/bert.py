@@ -61,7 +61,7 @@ class BertHead(Head):
         self.full_shapes = {"bias": (vocab_size,)}
         self.approximation = GELU.get(model.activation, "none")
         self.dense = ReplicatedLinear(h, h, parallel, bias=model.bias)
-        self.dense_norm = norm_of(model)
+        self.dense_norm = norm_of(model, parallel.products)
         self.bias = nn.Parameter(torch.zeros(vocab_rows_per_rank(vocab_size, parallel.tp.size)))
         self.pooler = ColumnParallelLinear(h, h, parallel, bias=model.bias)
         self.order = RowParallelLinear(h, 2, parallel, bias=model.bias)

@@ -59,7 +59,7 @@ class LabelHead(nn.Module):
         super().__init__()
         h = model.hidden_size
         self.parallel, self.drop, self.sequences = parallel, model.dropout, model.sequences
-        self.norm = norm_of(model) if model.norm_position == "pre" else None
+        self.norm = norm_of(model, parallel.products) if model.norm_position == "pre" else None
         self.pooler = ColumnParallelLinear(h, h, parallel, bias=model.bias)
         outputs = label_outputs(model)
         self.classifier = RowParallelLinear(h, outputs, parallel, bias=model.bias) if outputs else None

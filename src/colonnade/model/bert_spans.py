@@ -51,7 +51,7 @@ class SpanHead(nn.Module):
     def __init__(self, model: ModelConfig, parallel: Parallel) -> None:
         super().__init__()
         self.parallel = parallel
-        self.norm = norm_of(model) if model.norm_position == "pre" else None
+        self.norm = norm_of(model, parallel.products) if model.norm_position == "pre" else None
         self.spans = ReplicatedLinear(model.hidden_size, 2, parallel, bias=model.bias)
 
     def forward(self, x: Tensor, inputs: SpanInputs) -> Tensor:

@@ -44,7 +44,7 @@ class Embedding(nn.Module):
         self.tokens = VocabParallelEmbedding(vocab_size, h, parallel)
         self.positions = Positions(model.seq_length, h) if model.position == "learned" else None
         self.types = Positions(token_types, h) if token_types else None
-        self.norm = norm_of(model) if model.embedding_norm else None
+        self.norm = norm_of(model, parallel.products) if model.embedding_norm else None
 
     def forward(self, inputs: Inputs) -> Tensor:
         """[s, b, h], or [s/tp, b, h] under sequence parallelism."""
@@ -77,7 +77,7 @@ class Head(nn.Module):
     ) -> None:
         super().__init__()
         self.parallel, self.vocab_size = parallel, vocab_size
-        self.norm = norm_of(model) if model.norm_position == "pre" else None
+        self.norm = norm_of(model, parallel.products) if model.norm_position == "pre" else None
         self.output = tied or VocabParallelEmbedding(vocab_size, model.hidden_size, parallel)
 
     def normed(self, x: Tensor) -> Tensor:

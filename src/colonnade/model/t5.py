@@ -111,7 +111,7 @@ class T5(Transformer):
                 if unit.layer is not None
             }
         )
-        self.memory_norm = norm_of(model) if MEMORY_NORM in needed else None
+        self.memory_norm = norm_of(model, parallel.products) if MEMORY_NORM in needed else None
         if any(unit.is_loss for unit in self.held):
             self.head = T5Head(model, vocab_size, parallel, self.table if self.tied else None)
 

@@ -164,10 +164,10 @@ class T5Block(nn.Module):
         self.first_sublayer = 2 * model.num_layers + 3 * behind if decodes else 2 * unit.layer
         self.mask = Mask(causal=decodes)
         self.positions = positions
-        self.attention_norm, self.attention = norm_of(model), UnscaledAttention(model, parallel)
-        self.cross_norm = norm_of(model) if decodes else None
+        self.attention_norm, self.attention = norm_of(model, parallel.products), UnscaledAttention(model, parallel)
+        self.cross_norm = norm_of(model, parallel.products) if decodes else None
         self.cross = UnscaledAttention(model, parallel, of_memory=True) if decodes else None
-        self.mlp_norm, self.mlp = norm_of(model), MLP(model, parallel)
+        self.mlp_norm, self.mlp = norm_of(model, parallel.products), MLP(model, parallel)
         each = shard_size(model.ffn, parallel.tp, "model.ffn_hidden_size")
         self.inner = range(parallel.tp.rank * each, (parallel.tp.rank + 1) * each)
 

@@ -33,9 +33,9 @@ class Block(nn.Module):
         self.layer, self.drop, self.pre = layer, model.dropout, model.norm_position == "pre"
         self.side_by_side = model.parallel_residual
         self.parallel = parallel
-        self.attention_norm = norm_of(model)
+        self.attention_norm = norm_of(model, parallel.products)
         self.attention = Attention(model, parallel)
-        self.mlp_norm = norm_of(model)
+        self.mlp_norm = norm_of(model, parallel.products)
         self.mlp = MLP(model, parallel)
 
     def forward(
