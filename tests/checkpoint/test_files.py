@@ -1,15 +1,17 @@
 """Parts of stored tensors, read from where they lie."""
 
 import os
+import random
 import struct
 import zipfile
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
 
 from colonnade.checkpoint import files
-from colonnade.checkpoint.manifest import StoredShard
+from colonnade.checkpoint.manifest import SavedFile, StoredShard
 from colonnade.checkpoint.plan import Box, narrow
 
 SIZES = (11, 6, 4)
@@ -85,3 +87,20 @@ def test_numbers_that_are_not_plain_or_not_in_their_archive_are_refused(tmp_path
     stored = StoredShard(WHOLE, path.name, 1000, len(content))
     with path.open("rb") as file, pytest.raises(zipfile.BadZipFile, match=r"where (they|it) should be"):
         files.read_box(file, stored, torch.float32, WHOLE, torch.empty(SIZES))
+
+
+def test_large_blocks_are_hashed_beside_the_file_before_the_caller_has_them_back(tmp_path: Path) -> None:
+    """As DCP writes a tensor: its numbers in one piece between small pieces of an archive."""
+    disk, path = files.HashingFileSystem(), tmp_path / "data.tmp"
+    large = bytearray(random.Random(0).randbytes(32 * files.BUFFER))
+    written = [b"head", bytes(large), b"tail"]
+    with disk.create_stream(path, "wb") as stream:
+        for piece in (written[0], large, written[2]):
+            assert stream.write(piece) == len(piece)
+            if piece is large:
+                large[:] = bytes(len(large))
+        assert stream.tell() == sum(map(len, written))
+    disk.rename(path, tmp_path / "data")
+    whole = b"".join(written)
+    assert (tmp_path / "data").read_bytes() == whole
+    assert disk.files == {"data": SavedFile(len(whole), sha256(whole).hexdigest())}
