@@ -1,5 +1,6 @@
 """What a config.json means that does not say everything, beside transformers' own reading of it."""
 
+import json
 from typing import Any
 
 import pytest
@@ -195,9 +196,9 @@ def test_classes_that_files_were_published_under_are_read(name: str, architectur
 
 
 def test_a_number_may_stand_under_both_of_its_names() -> None:
-    for content in ({"hidden_size": 24}, {"n_embed": 24}, {"hidden_size": 24, "n_embed": 24}):
-        keys = Keys(content, {"hidden_size": "n_embed"})
-        assert keys.take("hidden_size", int) == 24
+    for content in ('{"hidden_size": 4096}', '{"n_embed": 4096}', '{"hidden_size": 4096, "n_embed": 4096}'):
+        keys = Keys(json.loads(content), {"hidden_size": "n_embed"})
+        assert keys.take("hidden_size", int) == 4096
         keys.finish()
     keys = Keys({"hidden_size": 24, "n_embed": 48}, {"hidden_size": "n_embed"})
     keys.take("hidden_size", int)

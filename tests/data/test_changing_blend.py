@@ -43,3 +43,4 @@ def test_behind_two_changes_each_data_set_goes_on_where_it_was() -> None:
     assert blend.counts(1000).tolist() == [500 + 200, 100 + 200]
     behind = blend.locate(np.arange(1000, 1003))
     assert sorted(zip(behind.sets.tolist(), behind.indices.tolist(), strict=True)) == [(0, 700), (1, 300), (1, 301)]
+    assert (blend.weights, blend.total) == ((1, 2), 3), "by which a data set tells how long it lasts from here"

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from colonnade.data import rows as rows_module
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.indexed import TokenFile
 from colonnade.data.loader import as_batch
@@ -113,7 +114,10 @@ def test_packed_rows_have_the_streams_tokens_and_each_label_of_a_document_once(
     assert sorted(in_packed.labels[in_packed.counted]) == sorted(in_stream.labels[in_stream.counted])
 
 
-def test_windows_are_packed_apart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [1, 16])
+def test_windows_are_packed_apart(kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not all of them are remembered."""
+    monkeypatch.setattr(rows_module, "_KEPT_WINDOWS", kept)
     lengths = np.random.default_rng(1).integers(1, 40, 900).tolist()
     file = written(tmp_path, lengths)
     data = dataset(file, 32, PACKED)

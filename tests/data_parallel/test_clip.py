@@ -45,14 +45,15 @@ def norm_on_a_rank(rank: int, num_ranks: int, layout: Layout, tied: bool, zero: 
 
 
 def test_of_several_stages_the_first_that_has_a_bucket_counts_it() -> None:
-    """Be it the first of all stages or not."""
+    """Be it the first of all stages or not. A T5's tied table may be on three: under both stacks and in the head."""
     bucket: Any = SimpleNamespace(name="decoder.positions")
-    for rank, copy in ((0, False), (1, True)):
-        owner: Any = SimpleNamespace(
-            shared={"decoder.positions": Axis("holders 2,3", size=2, rank=rank)},
-            mesh=paper_mesh(Layout(pp=4), 2 + rank),
-        )
-        assert is_copy(bucket, owner) == copy
+    for holders in ((2, 3), (0, 2, 3)):
+        for rank, stage in enumerate(holders):
+            owner: Any = SimpleNamespace(
+                shared={"decoder.positions": Axis("holders", size=len(holders), rank=rank)},
+                mesh=paper_mesh(Layout(pp=4), stage),
+            )
+            assert is_copy(bucket, owner) == (rank > 0)
     alone: Any = SimpleNamespace(shared={}, mesh=paper_mesh(Layout(pp=4), 3))
     assert not is_copy(bucket, alone)
 

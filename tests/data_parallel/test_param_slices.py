@@ -43,6 +43,18 @@ def test_spans_of_all_ranks_are_the_weights(dp_size: int, zero: int) -> None:
         assert len(whole) == listed[number] and (whole.diff() == 1.0).all(), "the weights here count up"
 
 
+def test_weights_that_are_trained_are_numbered_and_no_others() -> None:
+    """Also behind frozen ones: an optimizer has sums for as many as are trained."""
+    frozen = weights(SHAPES)
+    for each in frozen:
+        each.parameter.requires_grad_(False)
+    buckets = [Bucket("one", frozen, Axis("dp"), storage()), Bucket("two", weights(SHAPES), Axis("dp"), storage())]
+    states: list[dict[str, Tensor]] = [{}, RULE.init(buckets[1].master)]
+    found = param_slices(buckets, states, Axis("tp"))
+    assert {each.part for each in found} == {"two"}
+    assert sorted(number for each in found for number, _ in each.ranges) == list(range(len(SHAPES)))
+
+
 def test_pieces_are_views_of_one_kind() -> None:
     tp = paper_mesh(Layout(tp=2), 1).tp
     _, buckets = flat_model(storage(zero=2), tp=tp, dp=Axis("dp", 2, 1, (0, 1)))

@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -95,3 +96,18 @@ def test_output_of_which_nobody_else_holds_the_descriptor_is_written() -> None:
     own = 'import os, sys; sys.stdout = os.fdopen(os.dup(1), "w")' + LINES
     done = subprocess.run([sys.executable, "-c", own], input="\n", capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (3, "line 0\nline 1\nline 2\n", "told\n")
+
+
+@pytest.mark.parametrize("line_buffering", [True, False])
+def test_output_is_written_as_before(line_buffering: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its encoding, with what that lacks as it was, and by lines on a terminal."""
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "errors").open("wb") as errors:
+        for name, stream in (("stdout", out), ("stderr", errors)):
+            text = io.TextIOWrapper(stream, "latin-1", "backslashreplace", line_buffering=line_buffering)
+            monkeypatch.setattr(sys, name, text)
+        process.outlive_readers()
+        for now, path in ((sys.stdout, tmp_path / "out"), (sys.stderr, tmp_path / "errors")):
+            with now:
+                print("é of 5 €", file=now)
+                assert bool(path.read_bytes()) == line_buffering
+            assert path.read_bytes() == b"\xe9 of 5 \\u20ac\n"

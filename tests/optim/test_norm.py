@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from colonnade.optim.norm import squared_norm
+from colonnade.optim.norm import squared_norm, squared_norms
 
 
 @pytest.mark.parametrize("length", [0, 1, 255, 256, 257, 5000])
@@ -12,6 +12,13 @@ def test_is_the_sum_of_squares(length: int, dtype: torch.dtype) -> None:
     x = torch.randn(length, dtype=torch.float64, generator=torch.Generator().manual_seed(length)).to(dtype)
     rtol = 1e-14 if dtype is torch.float64 else 1e-6
     torch.testing.assert_close(squared_norm(x), x.double().square().sum(), rtol=rtol, atol=0)
+
+
+def test_who_counts_no_vector_adds_a_zero_of_the_same_type() -> None:
+    """A rank whose weights are all counted by others."""
+    some, none = squared_norms([torch.tensor([3.0, 4.0]), torch.ones(2)]), squared_norms([])
+    assert some.tolist() == pytest.approx([25.0, 2.0]) and none.tolist() == []
+    assert some.sum().dtype == none.sum().dtype == torch.float64
 
 
 def test_long_fp32_vectors() -> None:

@@ -38,6 +38,7 @@ ALONE: list[Job] = [
     (Case(block="labels"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
     (Case(block="scores", norm_position="post", embedding_norm=True), Way(dp=2, zero=3, micro_batch_size=2)),
     (Case(block="t5"), Way(tp=2, micro_batch_size=4)),
+    (Case(block="t5"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
     (Case(block="t5 relu"), Way(pp=2, micro_batch_size=2)),
     (
         Case(block="t5", num_layers=4),

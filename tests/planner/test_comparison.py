@@ -154,16 +154,18 @@ def test_a_start_has_time_for_some_micro_batches_of_gpipe() -> None:
 
 
 def test_a_table_has_both_numbers_and_how_many_times_too_much_was_predicted(tmp_path: Path) -> None:
-    predicted = {**WHOLE, "tokens_per_second": 3000.0, "bytes_sent": {"tp": 0, "dp": 2000}, "seconds_per_step": 0.25}
+    predicted = {**WHOLE, "tokens_per_second": 3000.0, "bytes_sent": {"tp": 0, "dp": 2000, "pp": 7}}
+    predicted["seconds_per_step"] = 0.25
     measured = {"memory": {"total_bytes": 4}, "tokens_per_second": 1500.0, "bytes_sent": {"tp": 5, "dp": 2000}}
+    measured["bytes_sent"]["pp"] = 0
     (tmp_path / comparison.PREDICTION).write_text(json.dumps(predicted))
     (tmp_path / comparison.COMPARISON).write_text(json.dumps(compared(predicted, measured)))
     lines = shown(tmp_path, as_json=False).splitlines()
     assert [line.rsplit("  ", 1)[1].strip() for line in lines if "  " in line][1:] == [
-        "1.250", "2.000", "–", "1.000", "0.000"
+        "1.250", "2.000", "–", "1.000", "–", "0.000"
     ]  # fmt: skip
     assert [line.split("  ")[0] for line in lines if line.startswith("sent")] == [
-        "sent over dp, a step", "sent over tp, a step"
+        "sent over dp, a step", "sent over pp, a step", "sent over tp, a step"
     ]  # fmt: skip
     assert lines[-1] == "Times are those of cpu."
 

@@ -90,3 +90,15 @@ def test_the_setup_that_is_shown_is_that_of_the_newest_start(tmp_path: Path) -> 
     with (folder / "events.jsonl").open("a") as file:
         file.write(written.lines([{"time": 1400.0, "event": "setup", "layout": "tp8", "precision": "bf16"}]))
     assert "tp8 · bf16" in shown(folder).text and "tp2 pp2" not in shown(folder).text
+
+
+def test_of_several_runs_each_adds_its_own_charts(tmp_path: Path) -> None:
+    """A score, or another loss, that the first has none of."""
+    first = measured(tmp_path / "first", [{"step": 1, "loss": 4.0}])
+    second = measured(tmp_path / "second", [{"step": 1, "loss": 3.0, "tokens_loss": 2.0, "validation_accuracy": 0.5}])
+    found = {chart.title: [line.name for line in chart.series] for chart in charts([read_run(first), read_run(second)])}
+    assert found == {
+        "Loss": ["first", "second"],
+        "Losses": ["second"],
+        "Validation accuracy": ["second"],
+    }

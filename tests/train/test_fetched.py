@@ -473,7 +473,7 @@ def test_a_storage_that_cannot_be_read(config: Path, monkeypatch: pytest.MonkeyP
     assert answer.status == 2 and "cannot be read" in answer.err and "s3cr3t" not in answer.err, answer
 
 
-def test_bad_input(config: Path, tmp_path: Path) -> None:
+def test_bad_input(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is one message before any rank starts, and no folder is left."""
     (tmp_path / "file").write_text("")
     for url, said in {
@@ -489,6 +489,9 @@ def test_bad_input(config: Path, tmp_path: Path) -> None:
         answer = here("train", config, f"checkpoint.upload_to={url}")
         assert answer.status == 2 and said in answer.err and "Traceback" not in answer.err, (url, answer)
         assert not (tmp_path / "run").exists()
+    monkeypatch.chdir(tmp_path)
+    answer = here("train", config, "run.folder=run", f"checkpoint.upload_to=file://{tmp_path}/run/checkpoints")
+    assert answer.status == 2 and "is in the run's own folder" in answer.err, answer
     answer = here("train", config, "checkpoint.upload_keep=3")
     assert answer.status == 2 and "checkpoint.upload_to is not set" in answer.err
 
