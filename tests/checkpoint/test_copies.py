@@ -8,8 +8,11 @@ import torch
 from colonnade.checkpoint import copies
 from colonnade.checkpoint.copies import SHOWN, Copies
 from colonnade.data_parallel.buckets import Bucket
-from colonnade.mesh.mesh import Axis, Mesh
-from tests.data_parallel.flat import storage, weights
+from colonnade.errors import CopiesError
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Axis, Mesh, build_mesh
+from tests.data_parallel.flat import flat_model, storage, weights
+from tests.distributed import run_on_ranks
 
 
 def test_every_number_is_in_the_sum_and_each_name_has_its_own() -> None:
@@ -103,3 +106,84 @@ class _Storage:
 class _Group:
     def __init__(self, start: int, stop: int, cut: bool) -> None:
         self.start, self.stop, self.cut = start, stop, cut
+
+
+# --- between ranks ----------------------------------------------------------------------------------------------------
+
+NORM = "attention_norm.weight"  # not cut by tp
+CHANGED: dict[str, tuple[str, str, str, int, list[str]]] = {
+    "nothing": ("blocks.0", NORM, "master", 9, []),
+    "a weight": ("blocks.0", NORM, "master", 3, [f"blocks.0.{NORM} over tp: rank 2 X, rank 3 X"]),
+    "its moment": ("blocks.0", NORM, "exp_avg", 3, [f"optimizer.exp_avg.blocks.0.{NORM} over tp: rank 2 X, rank 3 X"]),
+    "its 16-bit parameter": (
+        "blocks.1",
+        NORM,
+        "parameters",
+        1,
+        [f"parameters (bfloat16) blocks.1.{NORM} over tp: rank 0 X, rank 1 X"],
+    ),
+    "a shard that tp cuts": ("blocks.0", "mlp.up.weight", "master", 1, []),
+    "its parameter": ("blocks.0", "mlp.up.weight", "parameters", 1, []),
+    "a table of two stages": (
+        "embedding.tokens",
+        "weight",
+        "master",
+        2,
+        ["embedding.tokens.weight over ends: rank 0 X, rank 2 X"],
+    ),
+    "the table's moment": (
+        "embedding.tokens",
+        "weight",
+        "exp_avg",
+        3,
+        ["optimizer.exp_avg.embedding.tokens.weight over ends: rank 1 X, rank 3 X"],
+    ),
+    "the table's parameter": (
+        "embedding.tokens",
+        "weight",
+        "parameters",
+        2,
+        ["parameters (bfloat16) embedding.tokens.weight over ends: rank 0 X, rank 2 X"],
+    ),
+}
+
+
+def _differing(rank: int, num_ranks: int) -> dict[str, list[str]]:
+    """What this rank is told where one rank's copy has changed; of counts that one rank has otherwise, too."""
+    mesh = build_mesh(Layout(tp=2, pp=2), rank)
+    told: dict[str, list[str]] = {}
+    for case, (unit, name, what, where, _) in CHANGED.items():
+        _, buckets = flat_model(storage(torch.bfloat16), tp=mesh.tp)
+        state = [{"exp_avg": torch.zeros_like(bucket.master)} for bucket in buckets]
+        if rank == where:
+            bucket, kept = next((b, k) for b, k in zip(buckets, state, strict=True) if b.name == unit)
+            param = next(param for param in bucket.ranges if param.placement.name == name)
+            flat = {"master": bucket.master, "parameters": bucket.parameters, **kept}[what]
+            flat[param.start] += 1
+        told[case] = _said(Copies(buckets, state, mesh, {"embedding.tokens": mesh.ends}), {"step": 3.0})
+    bucket = Bucket("blocks.0", weights({"a": (3,), "b": (5,)}), mesh.tp, storage(torch.bfloat16))
+    after = next(a.stop for a, b in zip(bucket.ranges, bucket.ranges[1:], strict=False) if a.stop < b.start)
+    bucket.master[after] += rank == 3
+    told["between weights"] = _said(Copies([bucket], [{}], mesh), {})
+    told["a count"] = _said(Copies([], [], mesh), {"step": 3.0, "skipped": float(rank == 1)})
+    return told
+
+
+def _said(held: Copies, counts: dict[str, float]) -> list[str]:
+    try:
+        held.check("Step 3", counts)
+    except CopiesError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:-1]]
+        return [
+            " ".join("X," if len(word) == 17 else "X" if len(word) == 16 else word for word in line.split())
+            for line in lines
+        ]
+    return []
+
+
+def test_what_differs_is_told_to_all_ranks_and_nothing_else_is() -> None:
+    """Over tp what it does not cut, over stages what they share: weights, moments, and parameters of 16 bits."""
+    expected = {case: lines for case, (*_, lines) in CHANGED.items()}
+    expected["between weights"] = ["blocks.0, group 0 over tp: rank 2 X, rank 3 X"]
+    expected["a count"] = ["skipped over world: ranks 0 and 2 and 3 X, rank 1 X"]
+    assert run_on_ranks(_differing, 4, time_limit=20.0) == [expected] * 4

@@ -44,10 +44,19 @@ def test_a_box_is_read_block_by_block(
     """Of all columns or some, in the stored dtype or another, in blocks of so many rows, the last one shorter."""
     path, shard, numbers = stored
     monkeypatch.setattr(files, "BLOCK", rows * 6 * 4 * 4)
+    read, largest = os.preadv, list[int]()
+
+    def note(descriptor: int, buffers: list[memoryview], start: int) -> int:
+        largest.append(len(buffers[0]))
+        return read(descriptor, buffers, start)
+
+    monkeypatch.setattr(os, "preadv", note)
     target = torch.full(box.sizes, -1.0, dtype=dtype)
     with path.open("rb") as file:
         files.read_box(file, shard, torch.float32, box, target)
     assert torch.equal(target, narrow(numbers, box).to(dtype))
+    straight = dtype == torch.float32 and box.sizes[1:] == SIZES[1:]
+    assert straight or max(largest) <= files.BLOCK, "no more memory than for a block"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -68,6 +77,44 @@ def test_a_read_of_which_the_system_does_a_part_goes_on_where_that_ended(
         files.read_box(file, shard, torch.float32, WHOLE, target)
     assert len(counts) == 11 and sum(counts) == 4 * numbers.numel()
     assert torch.equal(target, numbers.to(dtype))
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_told(
+    stored: tuple[Path, StoredShard, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has not been read is not taken for zeros."""
+    path, shard, _ = stored
+    read = os.preadv
+
+    def cut_off(descriptor: int, buffers: list[memoryview], start: int) -> int:
+        os.truncate(path, min(path.stat().st_size, start + 100))
+        return read(descriptor, buffers, start)
+
+    monkeypatch.setattr(os, "preadv", cut_off)
+    with path.open("rb") as file, pytest.raises(EOFError, match="the file ends too early"):
+        files.read_box(file, shard, torch.float32, WHOLE, torch.empty(SIZES))
+
+
+def test_an_archive_without_numbers_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "__0_0.distcp"
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("archive/data/1", bytes(11 * 6 * 4 * 4))
+    stored = StoredShard(WHOLE, path.name, 0, path.stat().st_size)
+    with path.open("rb") as file, pytest.raises(zipfile.BadZipFile, match="no plain numbers where they should be"):
+        files.read_box(file, stored, torch.float32, WHOLE, torch.empty(SIZES))
+
+
+def test_a_tensor_alone_has_its_numbers_and_no_others() -> None:
+    """Of a long one no more is written than what is wanted of it, whether or not gradients are computed for it."""
+    long = torch.nn.Parameter(torch.arange(100.0))
+    for part in (long[10:22].view(3, 4), long[:12].view(4, 3).t()):
+        numbers = files.alone(part)
+        assert torch.equal(numbers, part) and numbers.untyped_storage().nbytes() == 48 and not numbers.requires_grad
+
+
+def test_a_tensor_that_is_not_in_cpu_memory_is_left_to_its_copy() -> None:
+    x = torch.empty(2, 3, device="meta")
+    assert files.alone(x[0]).device.type == "meta" and files.alone(x) is x
 
 
 @pytest.mark.parametrize("fault", ["compressed", "before it"])
@@ -99,7 +146,7 @@ def test_large_blocks_are_hashed_beside_the_file_before_the_caller_has_them_back
             assert stream.write(piece) == len(piece)
             if piece is large:
                 large[:] = bytes(len(large))
-        assert stream.tell() == sum(map(len, written))
+        assert stream.tell() == sum(map(len, written)) == os.fstat(stream.fileno()).st_size, "as it will be synced"
     disk.rename(path, tmp_path / "data")
     whole = b"".join(written)
     assert (tmp_path / "data").read_bytes() == whole

@@ -77,6 +77,27 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, layout: 
     run_on_ranks(train, layout.num_ranks)
 
 
+def test_a_copy_is_of_what_the_main_thread_has_asked_for_and_its_memory_is_let_go_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU computes later than it is asked: which of it comes before the copy is settled before the copy begins."""
+    told, main = list[str](), threading.current_thread()
+    for name in ("wait_for_originals", "take", "close"):
+        original = getattr(Snapshot, name)
+
+        def note(self: Snapshot, *arguments: Any, name: str = name, original: Any = original) -> None:
+            told.append(f"{name} {'in' if threading.current_thread() is main else 'beside'} the main thread")
+            original(self, *arguments)
+
+        monkeypatch.setattr(Snapshot, name, note)
+    shards = LAYOUTS[0].shards(weights(), 0)
+    with saver_of(tmp_path, shards) as writer:
+        writer.save(payload(1), lambda: shards)
+    first, second, last = told
+    assert (first, second) == ("wait_for_originals in the main thread", "take beside the main thread")
+    assert last == "close in the main thread"
+
+
 def test_never_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second save waits for the first, and for its own copy, and says so in the time it blocked."""
     take = Snapshot.take

@@ -92,7 +92,11 @@ def test_a_copy_that_fails_is_everyones_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.bool]
+    "dtype",
+    [
+        *(torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.bool),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+    ],
 )
 def test_every_kind_of_number_is_copied(tmp_path: Path, dtype: torch.dtype) -> None:
     x = number((7, 5), dtype)
@@ -110,18 +114,21 @@ def test_pinned_memory_that_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
             return 2
 
     monkeypatch.setattr(torch.cuda, "cudart", Runtime)
-    agreement = agree(model_shards(weights(), 0, 1))
+    large = Shard("w", (30_000_000,), (0,), torch.zeros((), dtype=torch.bfloat16).expand(30_000_000))
+    agreement = agree([large])
     said = failed(lambda: Snapshot(agreement.items, pinned=True))
-    assert "needs 0.0 GB of pinned memory" in said and "Set checkpoint.asynchronous = false" in said
+    assert "needs 0.1 GB of pinned memory" in said and "Set checkpoint.asynchronous = false" in said
+    assert Snapshot([], pinned=True).tensors == {}, "a rank that writes nothing asks for none"
 
 
 def test_pinned_memory_is_let_go_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what was not pinned is not asked about."""
-    pinned, none = set[int](), None
+    pinned, sizes, none = set[int](), list[int](), None
 
     class Runtime:
         def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
             pinned.add(address)
+            sizes.append(size)
             return 0
 
         def cudaHostUnregister(self, address: int) -> None:
@@ -135,6 +142,7 @@ def test_pinned_memory_is_let_go_once(monkeypatch: pytest.MonkeyPatch) -> None:
         made.close()
         made.close()
         assert not pinned
+        assert sizes == [made._memory.numel()] * held or not held, "all of it"
 
 
 def test_a_copy_from_a_gpu_is_whole_when_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:

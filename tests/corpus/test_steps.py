@@ -279,3 +279,10 @@ def test_urls_are_compared_without_what_does_not_matter() -> None:
     assert listed_as("https://wikipedia.org/wiki/Cat", frozenset({"wikipedia.org"})) == "wikipedia.org"
     assert listed_as("http://a.b.example.org/x", frozenset({"example.org"})) == "example.org"
     assert listed_as("http://example.org.evil.com/", frozenset({"example.org"})) is None
+
+
+def test_a_text_is_repaired_before_it_is_judged(run: Run, write_lines: Any) -> None:
+    """One that was read in another encoding is of no language."""
+    damaged = JAPANESE.encode().decode("latin-1")
+    result = run(write_lines("in.jsonl", [damaged]), repair={}, language={"keep": ["ja"]})
+    assert result.texts() == [JAPANESE]

@@ -307,6 +307,20 @@ def test_a_word_longer_than_the_budget_is_guessed_where_there_is_no_other() -> N
     assert none.dtype == bool and not none.any()
 
 
+def test_of_words_that_are_all_too_long_any_may_be_guessed() -> None:
+    tokens = np.array([CLS, 7, 6, 9, 7, 6, 9, 7, 6, 9, SEP])  # three words of three pieces, and 0.15 of them are one
+    chosen = [np.flatnonzero(choose(tokens, PIECES, Masking(), draws(number))).tolist() for number in range(30)]
+    assert {tuple(each) for each in chosen} == {(1, 2, 3), (4, 5, 6), (7, 8, 9)}
+
+
+def test_no_more_words_are_taken_in_a_row_than_are_asked_for() -> None:
+    """Of single words two of 300 stand side by side by chance alone."""
+    tokens = np.full(300, FIRST + 2)
+    masking = Masking(share=2 / 300, longest=1)
+    places = [np.flatnonzero(choose(tokens, PIECES, masking, draws(number))) for number in range(40)]
+    assert {len(each) for each in places} == {2} and sum(int(np.diff(each)[0]) == 1 for each in places) < 4
+
+
 def test_a_text_that_begins_within_a_word_is_guessed_and_control_tokens_are_not() -> None:
     chosen = [choose(np.array([CLS, 6, MASK, SEP, PAD]), PIECES, Masking(), draws(number)) for number in range(40)]
     assert np.unique(chosen, axis=0).tolist() == [[False, True, False, False, False]], "6 goes on with a word"

@@ -36,11 +36,13 @@ def opened(
     *,
     by: BlendBy = "samples",
     temperature: float | None = None,
+    earlier: tuple[tuple[int, dict[str, float]], ...] = (),
     cut: Cut = STREAM,
     **settings: object,
 ) -> Datasets:
     defaults: dict[str, object] = {"split": (1.0, 0.0, 0.0), "seq_length": 4, "vocab_size": VOCAB, "seed": 1}
-    return open_blend(Mixture(numbers, by, temperature), samples=TextSamples(cut), **(defaults | settings))  # type: ignore[arg-type]
+    mixture = Mixture(numbers, by, temperature, earlier)
+    return open_blend(mixture, samples=TextSamples(cut), **(defaults | settings))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -89,6 +91,26 @@ def test_a_file_that_is_used_up_begins_again_and_no_epochs_mix(files: tuple[str,
         assert sorted(first[10 * epoch : 10 * epoch + 10]) == list(range(10))
 
 
+def test_the_pass_of_a_position_is_that_over_its_own_file(files: tuple[str, str, str]) -> None:
+    """Files of 10 and 25 samples, one from each by turns: which begin again at different places."""
+    datasets = opened({files[0]: 1, files[1]: 1})
+    passes, places = datasets.train.passes(range(60)), sources(datasets, range(60))
+    assert passes.sets.tolist() == places
+    for source, length in ((0, 10), (1, 25)):
+        assert passes.epochs[passes.sets == source].tolist() == [number // length for number in range(30)]
+    assert [int(each[0]) for each in datasets.train.passes([59])] == [places[59], passes.epochs[59]]
+
+
+def test_up_to_where_a_blend_was_changed_it_is_what_it_was(files: tuple[str, str, str]) -> None:
+    """Three of one file for one of the other, as many of both from position 8 on, one for three from 20 on."""
+    a, b, _ = files
+    datasets = opened({a: 1, b: 3}, earlier=((8, {a: 3, b: 1}), (20, {a: 1, b: 1})))
+    found = [Counter(sources(datasets, places)) for places in (range(8), range(8, 20), range(20, 40))]
+    assert found == [{0: 6, 1: 2}, {0: 6, 1: 6}, {0: 5, 1: 15}]
+    begun = [sources(datasets, range(begin, begin + 4)) for begin in (0, 8, 20)]
+    assert begun == [sources(opened({a: n, b: m}), range(4)) for n, m in ((3, 1), (1, 1), (1, 3))]
+
+
 def test_epochs_of_each(files: tuple[str, str, str]) -> None:
     datasets = opened(dict(zip(files, [3, 1, 0.5], strict=True)), by="epochs")
     train = datasets.train
@@ -109,6 +131,28 @@ def test_of_each_file_one_sample_at_least_and_one_pass_at_most_is_among_the_firs
 def test_a_file_of_a_small_part_of_an_epoch_gives_one_sample(files: tuple[str, str, str]) -> None:
     datasets = opened({files[0]: 0.01, files[1]: 1}, by="epochs")
     assert Counter(sources(datasets, range(26))) == {0: 1, 1: 25}
+
+
+@pytest.mark.parametrize(("samples", "epochs", "taken"), [(10, 0.27, 3), (10, 0.32, 3), (45, 0.7, 32)])
+def test_a_part_of_an_epoch_is_the_nearest_number_of_samples(
+    write_tokens: Write, samples: int, epochs: float, taken: int
+) -> None:
+    """As the number is written: 0.7 of 45 are 31.5, though not in binary."""
+    assert len(opened({write_tokens(4 * samples + 1): epochs}, by="epochs").train) == taken
+
+
+def test_every_file_is_held_against_the_vocabulary_when_it_is_opened(write_tokens: Write) -> None:
+    first, second = write_tokens(41, name="a"), write_tokens(81, name="b")
+    opened({first: 1}, vocab_size=41)
+    with pytest.raises(DataError, match=r"b: document 0 has token id 41 at its position 41, but the vocabulary has 41"):
+        opened({first: 1, second: 1}, vocab_size=41)
+
+
+def test_files_of_a_blend_at_urls_are_copied_to_the_cache(write_tokens: Write, tmp_path: Path) -> None:
+    prefix = write_tokens(41)
+    datasets = opened({f"file://{prefix}": 1}, cache=str(tmp_path / "cache"))
+    assert datasets.train.rows([0]).tokens.tolist() == opened({prefix: 1}).train.rows([0]).tokens.tolist()
+    assert list((tmp_path / "cache").rglob("blocks/*"))
 
 
 def test_every_file_is_held_against_the_tokenizer(write_tokens: Write, tokenizer: Tokenizer) -> None:

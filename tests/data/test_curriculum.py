@@ -88,6 +88,16 @@ def test_each_length_has_its_own_samples_in_phases_that_are_made_anew() -> None:
         assert list(phased.used(end, curriculum)) == [(datasets[length], number) for length, number in used]
 
 
+def test_the_pass_of_a_position_is_that_of_its_phases_own_dataset(write_tokens: Write) -> None:
+    """Of 10 samples of four tokens, which 64 tokens read one and a half times, and of 5 of eight."""
+    file, curriculum = TokenFile(write_tokens(41)), Curriculum([0, 64], [4, 8], [2, 2])
+    phased = PhasedDataset(
+        {length: GPTDataset(file, range(1), length, vocab_size=60_000) for length in (4, 8)}, curriculum
+    )
+    assert phased.passes([0, 9, 10, 15]).epochs.tolist() == [0, 0, 1, 1]
+    assert phased.passes([16, 18, 20, 28, 30]).epochs.tolist() == [1, 1, 2, 2, 3], "two positions a sample"
+
+
 def test_steps_may_be_counted_from_anywhere() -> None:
     positions = [0]
     for _ in range(60):

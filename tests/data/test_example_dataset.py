@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,14 @@ from hypothesis import strategies as st
 from colonnade.config.load import load
 from colonnade.data.bert_dataset import PairSamples
 from colonnade.data.datasets import SampleKind
-from colonnade.data.example_dataset import ExampleDataset, PairTokens, Reading, cut_longest_first
+from colonnade.data.example_dataset import (
+    ExampleDataset,
+    PairTokens,
+    Reading,
+    cut_longest_first,
+    example_samples_of,
+    fields_of,
+)
 from colonnade.data.gpt_dataset import TextSamples
 from colonnade.data.indexed import TokenFile, smallest_dtype
 from colonnade.data.remote import open_token_file
@@ -72,6 +80,10 @@ def test_a_part_has_the_tokens_of_its_own_documents(tmp_path: Path) -> None:
         for part in (range(1), range(1, 3), range(3))
     ]
     assert [(len(part), part.num_tokens) for part in parts] == [(1, 4), (2, 8), (3, 12)]
+    assert [part.rows([len(part) - 1]).tokens[0, 0, :5].tolist() for part in parts] == [
+        [90, 1, 2, 91, 3], [90, 6, 7, 8, 91], [90, 6, 7, 8, 91]
+    ]  # fmt: skip
+    assert parts[1].rows([0, 1]).targets.tolist() == [0.0, 1.0]
 
 
 def test_sequences_without_room_for_two_texts(tmp_path: Path) -> None:
@@ -168,6 +180,48 @@ def test_labels_of_a_file_at_a_url_are_looked_at_when_they_are_read(tmp_path: Pa
         made.rows([1])
     with pytest.raises(DataError, match="1 example without a label, the first is document 2:"):
         made.rows([2])
+
+
+def test_a_choice_that_there_is_not_is_told_when_it_is_read_from_a_url(tmp_path: Path) -> None:
+    """Of two options as of more."""
+    file_of(tmp_path, [[[1], [2], [3], [1]], [[1], [2], [3], [2]]], CHOICE)
+    file = open_token_file(f"file://{tmp_path}/made", cache=str(tmp_path / "cache"))
+    made = ExampleDataset(file, range(2), 8, vocab_size=100, reading=Reading(PAIR, "choice", 2))
+    assert made.rows([0]).targets.tolist() == [1]
+    with pytest.raises(DataError, match=r"document 1 has label 2, and model.num_labels = 2 has 0 to 1"):
+        made.rows([1])
+
+
+def test_a_file_of_text_is_told_from_one_that_does_not_say_what_it_holds(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "made", smallest_dtype(100)) as writer:
+        writer.add_document([1, 2, 3])
+        writer.close(Sidecar("0" * 64, 100, None, 1, 3, 0, ()))
+    with pytest.raises(DataError, match=r"made holds text, as its \.json says, and not examples of a task"):
+        fields_of(TokenFile(tmp_path / "made"))
+
+
+def with_names(*names: str) -> Tokenizer:
+    """A vocabulary of these names alone, whose ids are their places."""
+    words = {name: number for number, name in enumerate(names)}
+    return Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(words, names[-1])))
+
+
+def test_control_tokens_are_found_by_their_names() -> None:
+    """Whichever stands first in the vocabulary."""
+    assert PairTokens.of(with_names("[SEP]", "[PAD]", "[CLS]")) == PairTokens(classify=2, separate=0, pad=1)
+    assert PairTokens.of(with_names("[CLS]", "[PAD]", "[SEP]")) == PairTokens(classify=0, separate=2, pad=1)
+
+
+@pytest.mark.parametrize("missing", ["[CLS]", "[SEP]", "[PAD]"])
+def test_a_vocabulary_that_lacks_a_control_token_is_refused(missing: str) -> None:
+    with pytest.raises(DataError, match=rf"the tokenizer has no {re.escape(missing)}, which stand around the texts"):
+        PairTokens.of(with_names(*(name for name in ("[CLS]", "[SEP]", "[PAD]", "word") if name != missing)))
+
+
+def test_texts_between_control_tokens_need_a_tokenizer_that_is_known(examples: Path, tmp_path: Path) -> None:
+    config = load(write_config(examples, "mnli", tmp_path))
+    with pytest.raises(DataError, match=r'model\.head = "classification" .* data\.tokenizer is not set: which ids'):
+        example_samples_of(config, None)
 
 
 @pytest.fixture(scope="module")

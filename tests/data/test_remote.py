@@ -109,15 +109,27 @@ def test_a_block_that_is_cut_short_is_fetched_again(uploaded: tuple[str, TokenFi
     assert open_token_file(url, str(tmp_path)).read(0, 211).tolist() == local.read(0, 211).tolist()
 
 
-def test_a_block_that_the_storage_gives_in_part_is_refused(
-    uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("given", "size"), [("less", 62), ("more", 66), ("all", 2 * 211)])
+def test_a_block_of_another_size_is_refused(
+    given: str,
+    size: int,
+    uploaded: tuple[str, TokenFile],
+    storage: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As where the file was replaced by a shorter one since it was opened."""
+    """As where the file was replaced by a shorter one since it was opened, or the server knows no parts of files."""
     url, _ = uploaded
     file, original = open_token_file(url, str(tmp_path)), type(storage).cat_file
-    monkeypatch.setattr(type(storage), "cat_file", lambda *given, **more: original(*given, **more)[:-2])
+
+    def other(own: Any, path: str, start: int, end: int) -> bytes:
+        if given == "all":
+            return original(own, path)  # type: ignore[no-any-return]
+        return original(own, path, start=start, end=end + (2 if given == "more" else -2))  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(type(storage), "cat_file", other)
     with pytest.raises(
-        DataError, match=r"corpus\.bin gave 62 bytes where 64 from 64 on were asked for: it was replaced"
+        DataError, match=rf"corpus\.bin gave {size} bytes where 64 from 64 on were asked for: it was replaced"
     ):
         file.read(40, 3)
     assert not list(tmp_path.rglob("blocks/*"))

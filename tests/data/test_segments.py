@@ -54,7 +54,13 @@ def test_a_run_goes_on_before_the_first_file_that_was_not_given(tmp_path: Path) 
 def test_other_files_in_the_folder_are_no_segments_and_parts_of_one_are_removed(tmp_path: Path) -> None:
     folder = SegmentFolder(tmp_path / "a.unfinished")
     folder.open("this run")
-    part, other = (tmp_path / "a.unfinished" / name for name in ("000000.segment.1-0123abcd.partial", "mine.segment"))
-    part.write_bytes(b"left by a killed run")
-    other.write_bytes(b"mine")
-    assert folder.open("this run") == [] and other.read_bytes() == b"mine" and not part.exists()
+    names = ("000000.segment.1-0123abcd.partial", "mine.segment", "000000 of mine.segment")
+    part, *others = (tmp_path / "a.unfinished" / name for name in names)
+    for path in (part, *others):
+        path.write_bytes(b"left by a killed run" if path == part else b"mine")
+    assert folder.open("this run") == [] and not part.exists()
+    assert [path.read_bytes() for path in others] == [b"mine"] * 2
+    folder.store(segment(0))
+    assert folder.open("another run") == [] == folder.paths()
+    folder.remove()
+    assert sorted(path.name for path in (tmp_path / "a.unfinished").iterdir()) == sorted(names[1:]), "they keep it"

@@ -14,6 +14,7 @@ import pytest
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.example_dataset import PairTokens
 from colonnade.data.indexed import TokenFile
+from colonnade.data.sampler import AllEpochsOrder
 from colonnade.data.sidecar import SPANS, ExampleFields, Sidecar
 from colonnade.data.span_dataset import SpanDataset, SpanSamples, windows_of
 from colonnade.data.tokenizer import Tokenizer
@@ -74,6 +75,16 @@ def test_parts_and_orders_of_a_file(tmp_path: Path) -> None:
     both = np.concatenate([first.rows(range(len(first))).tokens, second.rows(range(len(second))).tokens])
     np.testing.assert_array_equal(both, whole.rows(range(len(whole))).tokens)
     assert whole.passes([0, len(whole)]).epochs.tolist() == [0, 1]
+
+
+def test_windows_come_in_the_order_that_is_given(tmp_path: Path) -> None:
+    folder = write_questions(tmp_path)
+    plain, tokens = opened(folder, 10), PairTokens.of(Tokenizer.load(folder / "tokenizer.json"))
+    order = AllEpochsOrder(len(plain), 2, seed=3)
+    mixed = SpanDataset(plain.file, plain.documents, 10, vocab_size=200, tokens=tokens, order=order)
+    expected = plain.rows(order.samples(np.arange(20))).tokens
+    np.testing.assert_array_equal(mixed.rows(range(20)).tokens, expected)
+    assert mixed.passes([2 * len(plain) - 1]).epochs.tolist() == [0]
 
 
 def test_phases_cut_windows_at_their_own_length(tmp_path: Path) -> None:
@@ -208,7 +219,7 @@ def test_the_first_document_that_cannot_be_used_is_told_by_its_number_in_the_fil
 
 
 def test_files_that_do_not_say_how_windows_are_cut_are_refused(tmp_path: Path) -> None:
-    for options in ({"doc_stride": "many"}, {"stride": 3}, {"doc_stride": None}):
+    for options in ({"doc_stride": "many"}, {"stride": 3}, {"doc_stride": None}, {"doc_stride": float("inf")}):
         with pytest.raises(DataError, match=r"made\.json does not say how windows are cut"):
             made(tmp_path, (2, 3, (0, 1)), options=options)
     with pytest.raises(DataError, match=r'for model\.head = "choice", and model\.head is "spans"'):

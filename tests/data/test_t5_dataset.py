@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colonnade.config.corruption import Lengths
+from colonnade.config.load import load
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.datasets import NoSampleError, open_datasets
 from colonnade.data.draws import Draws, SamplePurpose
 from colonnade.data.gpt_dataset import TextSamples
 from colonnade.data.indexed import TokenFile
-from colonnade.data.sampler import AllEpochsOrder
-from colonnade.data.t5_dataset import Corruption, SpanSamples, T5Dataset, spans, text_with_gaps
+from colonnade.data.sampler import AllEpochsOrder, EpochOrder
+from colonnade.data.t5_dataset import Corruption, SpanSamples, T5Dataset, span_samples_of, spans, text_with_gaps
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.train_tokenizer import train_tokenizer
 from colonnade.errors import DataError
@@ -122,6 +123,53 @@ def test_a_sample_is_cut_alike_wherever_it_stands_and_otherwise_in_each_epoch(wr
         assert same == (epoch == 0)
 
 
+def test_spans_are_those_of_the_samples_own_numbers(write_tokens: Write) -> None:
+    """Which never change, or a run that goes on would see other samples than it began with."""
+    data = dataset(write_tokens(3_001), 91, seed=5)
+    data.order = AllEpochsOrder(len(data), 3, seed=9)
+    places = np.arange(2 * len(data))
+    rows = data.rows(places)
+    for row, sample, epoch in zip(
+        range(len(places)), data.order.samples(places), data.order.epochs(places), strict=True
+    ):
+        kept, _ = spans(data.text_length, Lengths(), Draws(5, SamplePurpose.T5, int(epoch), int(sample)))
+        marks = np.flatnonzero(np.isin(rows.tokens[row], CORRUPTION.sentinels))
+        assert np.diff([-1, *marks.tolist()]).tolist() == (kept + 1).tolist()
+
+
+def test_the_vocabularys_own_ids_stand_before_what_is_written_and_behind_what_is_shorter(write_tokens: Write) -> None:
+    corruption = Corruption(sentinels=tuple(range(50_000, 50_100)), end=40_001, start=40_007)
+    file, given = TokenFile(write_tokens(3_001)), {"vocab_size": 60_000, "corruption": corruption, "seed": 1}
+    for decoder_length in (10, 40):  # the encoder's sequence is padded, the decoder's is
+        data = T5Dataset(file, range(1), 64, decoder_length=decoder_length, **given)  # type: ignore[arg-type]
+        row = data.rows([0])
+        read, written = int(row.num_tokens[0]), int(row.num_labels[0])
+        assert read < 64 or written < decoder_length
+        assert row.tokens[0, read - 1 :].tolist() == [40_001] + [40_007] * (64 - read)
+        assert row.labels[0, written - 1 :].tolist() == [40_001] + [40_007] * (decoder_length - written)
+        assert row.decoder_tokens[0, 0] == 40_007
+
+
+def test_the_pass_of_a_sample_is_that_of_its_order(write_tokens: Write) -> None:
+    """Epochs that are shuffled as one are one pass, as a language model's are."""
+    file, length = TokenFile(write_tokens(3_001)), Lengths().text(91, 40)
+    given: Any = {"decoder_length": 40, "vocab_size": 60_000, "corruption": CORRUPTION, "seed": 1}
+    number = 3_000 // length
+    for order, epochs in ((EpochOrder(number, 7), [0, 0, 1, 2]), (AllEpochsOrder(number, 3, 7), [0] * 4)):
+        data = T5Dataset(file, range(1), 91, order=order, **given)
+        assert data.passes([0, number - 1, number, 3 * number - 1]).epochs.tolist() == epochs
+        text = int(order.samples(np.arange(1))[0]) * length
+        assert data.rows([0]).tokens[0, 0] == text, "a text begins with what stays"
+
+
+def test_a_token_that_the_vocabulary_does_not_have_is_told_when_it_is_read(write_tokens: Write) -> None:
+    given: Any = {"decoder_length": 40, "vocab_size": 500, "corruption": CORRUPTION, "seed": 1}
+    data = T5Dataset(TokenFile(write_tokens(1_001)), range(1), 91, **given)
+    assert len(data.rows([0]).tokens) == 1
+    with pytest.raises(DataError, match="document 0 has token id 500 at its position 500"):
+        data.rows(range(len(data)))
+
+
 def test_too_few_sentinels(write_tokens: Write) -> None:
     with pytest.raises(DataError, match=r"texts of 2,10\d tokens have 105 spans cut out, but the vocabulary has 100"):
         dataset(write_tokens(3_001), 1_896, decoder_length=600)
@@ -187,6 +235,38 @@ def test_marks_are_the_vocabularys(tmp_path: Path) -> None:
     found = Corruption.of(t5, Lengths())
     assert found.sentinels == (t5.id_of("<extra_id_0>"), t5.id_of("<extra_id_1>"))
     assert (found.end, found.start) == (t5.id_of("</s>"), t5.id_of("<pad>"))
+
+
+def with_words(*names: str) -> Tokenizer:
+    """Of these words alone, whose ids are their places."""
+    words = {name: number for number, name in enumerate(names)}
+    return Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(words, names[-1])))
+
+
+def test_the_first_id_of_a_vocabulary_can_be_a_mark() -> None:
+    """As T5's <pad> is."""
+    padded = Corruption.of(with_words("<pad>", "</s>", "<extra_id_0>"), Lengths(0.3, 2.0))
+    assert padded == Corruption((2,), end=1, start=0, lengths=Lengths(0.3, 2.0))
+    assert Corruption.of(with_words("</s>", "<pad>", "<extra_id_0>"), Lengths()) == Corruption((2,), end=0, start=1)
+
+
+def test_a_vocabulary_without_an_end_of_texts_is_refused() -> None:
+    with pytest.raises(DataError, match=r"neither </s> nor another token that ends a document.*--sentinels 100"):
+        Corruption.of(with_words("<pad>", "<extra_id_0>"), Lengths())
+
+
+def test_samples_are_made_as_the_configuration_says(tmp_path: Path) -> None:
+    made = with_tokens(tmp_path, "<pad>", "</s>", "<extra_id_0>")
+    (tmp_path / "config.toml").write_text(
+        '[model]\nkind = "t5"\nnum_layers = 2\nhidden_size = 32\nnum_heads = 4\nseq_length = 32\n'
+        f'decoder_seq_length = 12\nvocab_size = {made.vocab_size}\n[data]\ntrain = "{tmp_path}/text"\n'
+        "[data.corruption]\nshare = 0.3\nmean_length = 5\n[train]\nsteps = 4\nglobal_batch_size = 4\n"
+        f'micro_batch_size = 2\nseed = 7\n[optim]\nlearning_rate = 1e-2\n[run]\nfolder = "{tmp_path}/run"\n'
+    )
+    config = load(tmp_path / "config.toml")
+    assert span_samples_of(config, made) == SpanSamples(Corruption.of(made, Lengths(0.3, 5)), 12, 7)
+    with pytest.raises(DataError, match=r"data\.tokenizer is not set: which ids these are is not known"):
+        span_samples_of(config, None)
 
 
 def test_a_vocabulary_without_sentinels_is_refused_with_what_to_do(tmp_path: Path) -> None:

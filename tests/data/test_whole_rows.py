@@ -79,6 +79,19 @@ def test_what_lies_behind_those_that_are_packed_together_is_read_too(
     assert rows.tokens.tolist()[:2] == [[1, 2, 3, 4, 5, 6, 7, 8], [9, 10, 0, 0, 0, 0, 0, 0]]
 
 
+def test_what_was_cut_asks_for_the_token_behind_and_a_whole_document_for_none(tmp_path: Path) -> None:
+    """Of 4, 5 and 3 tokens in rows of 4, of which the second is truncated."""
+    data = dataset(written(tmp_path, [[4], [5], [3]]), 4, too_long="truncate")
+    rows = data.rows(range(len(data)))
+    last = {
+        tuple(tokens): (labels[-1], bool(counted[-1]))
+        for tokens, labels, counted in zip(
+            rows.tokens.tolist(), rows.labels.tolist(), rows.counted.tolist(), strict=True
+        )
+    }
+    assert last == {(1, 2, 3, 4): (0, False), (5, 6, 7, 8): (9, True), (10, 11, 12, 0): (0, False)}
+
+
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(talks_, st.integers(2, 9), st.sampled_from(["cut", "truncate", "drop"]), st.booleans())

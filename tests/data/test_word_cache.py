@@ -49,6 +49,19 @@ def test_spaces_before_a_separator_that_python_takes_for_one(separator: str) -> 
     assert ids(DocumentEncoder(indented, UINT16), text) == indented.encode(text)
 
 
+SPACES = [chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace() and not 0x1C <= code <= 0x1F]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=ascii)
+def test_every_space_of_unicode_is_one(space: str) -> None:
+    """With a tokenizer that has tokens of several of them, the ids show where a run of them is cut."""
+    spaced = train_bpe([f"a {space} {space}\n" * 20], 270)
+    encoder = DocumentEncoder(spaced, UINT16)
+    assert len(spaced.encode(f" {space}")) < len(f" {space}".encode()) and not encoder._unknown.search(space)
+    for text in (f"a {space}b", f"a{space} b", f"{space}{space} {space}1", f"a {space}"):
+        assert ids(encoder, text) == spaced.encode(text)
+
+
 @pytest.mark.parametrize("ending", ["s", "t", "m", "d", "re", "ve", "ll"])
 def test_endings_behind_an_apostrophe_are_words(ending: str) -> None:
     """With a tokenizer that has a token for each, the ids show that they are cut off as words."""

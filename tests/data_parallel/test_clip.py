@@ -102,7 +102,16 @@ def test_norms_far_from_one(exponent: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("norm", "limit", "factor"), [(4.0, 1.0, 0.25), (0.5, 1.0, 1.0), (1.0, 1.0, 1.0), (0.0, 1.0, 1.0), (1e9, 0.0, 1.0)]
+    ("norm", "limit", "factor"),
+    [
+        (4.0, 1.0, 0.25),
+        (0.5, 1.0, 1.0),
+        (1.0, 1.0, 1.0),
+        (0.0, 1.0, 1.0),
+        (1e9, 0.0, 1.0),
+        (0.5, 0.125, 0.25),
+        (3.0, 4.0, 1.0),
+    ],
 )
 def test_clip_factor(norm: float, limit: float, factor: float) -> None:
     assert clip_factor(torch.tensor(norm, dtype=torch.float64), limit).item() == factor

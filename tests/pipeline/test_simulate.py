@@ -120,6 +120,8 @@ def test_chunks_with_durations_of_their_own_take_all_of_them(pace: Callable[[int
     assert [(e.start, e.end) for e in found.events[0]] == [(0, 1), (1, 4), (4, 6), (6, 8)]
     found = simulate(lists, 1, virtual_stages=2, durations=own[0], pace=pace)
     assert [(e.start, e.end) for e in found.events[0]] == [(0, 0.5), (0.5, 1), (1, 2), (2, 3)]
+    found = simulate(lists, 1, virtual_stages=2, durations=Durations(), sizes=[1, 3], pace=pace)
+    assert [(e.start, e.end) for e in found.events[0]] == [(0, 1), (1, 4), (4, 10), (10, 12)]
 
 
 def test_chunks_of_one_stage_hand_on_without_a_transfer() -> None:

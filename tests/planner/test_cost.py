@@ -62,6 +62,16 @@ def test_a_collective_waits_for_the_one_before_it_on_its_axis() -> None:
         assert clock.play([*sent, Waited(number)]) == pytest.approx(done)
 
 
+def test_ranks_of_a_group_in_one_machine_have_the_links_of_all_of_them() -> None:
+    """Three in one machine and two in another: two and a half devices' share of a machine's eight."""
+    machine = A100.having(
+        island__size=8, node__size=8, island__call=0, island__bandwidth=1e12, network__latency=0,
+        network__bandwidth=8e8, network__efficiency=0.5,
+    )  # fmt: skip
+    assert Cost(machine, 16).move("send", 10**8, (0, 1, 2, 8, 9)) == pytest.approx(1e8 / (2.5e8 * 0.5))
+    assert Cost(machine.having(island__call=1), 16).move("all_reduce", 10**8, (3,)) == 0.0, "alone it sends nothing"
+
+
 def test_two_machines_under_two_switches_are_beyond_one() -> None:
     shared = A100.having(network__switch_nodes=2, network__oversubscription=4, network__latency=0, island__call=0)
     under_one, under_two = (Cost(shared, 64).move("send", 10**9, (0, 8 * node)) for node in (1, 2))
@@ -150,6 +160,12 @@ def test_time_is_spent_on_what_it_was_for() -> None:
             }
         )
         assert found.total == pytest.approx(sum(found.spent.values()))
+
+
+def test_a_product_that_waits_for_its_operands_spends_its_time_on_memory() -> None:
+    thin = Operator("mm", 2 * 8192**2, 2 * 8192**2, "bfloat16", (1, 1, 8192, 8192))
+    cost = Cost(A100.having(device__dispatch_seconds=0))
+    assert play([Section(None, [thin])], cost).spent == pytest.approx({"memory": cost.operator(thin)})
 
 
 def test_a_collective_begins_when_its_tensors_are_there() -> None:

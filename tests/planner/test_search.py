@@ -1,6 +1,7 @@
 """The search: what it tries, what it keeps, and what it says where nothing is left."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -341,6 +342,15 @@ def test_every_layout_that_was_tried_fits_or_cannot_be_or_takes_more() -> None:
         assert ("… and 2 more, slower with less memory" in text) == more == ("… and" in text)
     drawn = str(page_search.drawn(some, one))
     assert "20 layouts were put together: 1 fit into" in drawn and " 8 cannot be, 11 take more memory." in drawn
+
+
+def test_every_layout_that_is_drawn_is_within_the_picture() -> None:
+    """Those too that are ten times as slow as any of the front, and take ten times the memory."""
+    best, worst = numbered(1.0, 1_000), numbered(10.0, 10_000)
+    picture = str(page_search.drawn(Search(20_000.0, [best, worst]), best))
+    (size,) = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', picture)
+    dots = re.findall(r'<path class="dots \w+" d="M([-\d.]+) ([-\d.]+)h0"', picture)
+    assert len(dots) == 4 and all(0 < float(at) < float(end) for dot in dots for at, end in zip(dot, size, strict=True))
 
 
 @pytest.mark.parametrize(

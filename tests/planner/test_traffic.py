@@ -173,6 +173,54 @@ def test_what_is_trained_in_attention_has_its_gradient_through_the_mlp(
 
 
 @pytest.mark.parametrize(
+    ("block", "trained"),
+    [("neox", "attention.qkv.weight"), ("llama", "mlp.gate.weight"), ("grouped", "attention.query_norm.weight")],
+)
+def test_what_one_weight_of_the_first_trained_block_needs(
+    monkeypatch: pytest.MonkeyPatch, block: Any, trained: str
+) -> None:
+    """Of attention beside an MLP, of a gate beside columns that are frozen, and of the norm of queries."""
+    monkeypatch.setitem(PARTS, "upper", {"frozen": ("*", f"!*blocks.1.{trained}")})
+    case = Case(drop=0.0, block=block, parts="upper")
+    assert_agree(case, Way(tp=2, micro_batch_size=4, sequence_parallel=True))
+    assert_agree(case, Way(tp=2, micro_batch_size=4))
+
+
+def test_adapters_of_a_block_without_a_backward_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PARTS, "lora", {"frozen": ("*blocks.0.*", "embedding*")})
+    case = Case(drop=0.0, parts="lora", precision="bf16")
+    assert_agree(case, Way(tp=2, micro_batch_size=4, sequence_parallel=True, recompute="full"))
+
+
+def test_an_adapter_behind_columns_that_are_trained_has_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the MLP's rows, whose own A is frozen, as is all that comes before the MLP's columns."""
+    monkeypatch.setitem(PARTS, "lora", {"frozen": ("*", "!*blocks.1.mlp.up.lora_b", "!*blocks.1.mlp.down.lora_b")})
+    case = Case(drop=0.0, parts="lora")
+    assert_agree(case, Way(tp=2, micro_batch_size=4, sequence_parallel=True))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        Way(tp=2, micro_batch_size=4, sequence_parallel=True),
+        Way(pp=2, dp=2, zero=1, micro_batch_size=2),
+        Way(tp=2, pp=2, micro_batch_size=4, sequence_parallel=True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("block", ["preferences", "t5"])
+def test_pairs_of_answers_and_two_stacks(block: Any, way: Way) -> None:
+    """Pairs are weighed before their loss; a stack's memory is cut as its stream is; a table is shared by slices."""
+    assert_agree(Case(drop=0.0, block=block), way)
+
+
+def test_a_step_that_overflowed_has_no_norms_of_weights() -> None:
+    case, way = Case(drop=0.0, optimizer="lamb", precision="fp16", loss_scale=2.0**40), Way(tp=2, micro_batch_size=4)
+    assert seen(case, way, 0)[1], "it is skipped"
+    assert_agree(case, way)
+
+
+@pytest.mark.parametrize(
     "trained",
     [
         *("norm.weight", "bias", "dense.weight", "dense.bias", "dense_norm.*", "pooler.weight", "pooler.bias"),
@@ -327,6 +375,15 @@ def test_sequence_parallelism_sends_as_much_and_one_gather_more_before_each_weig
     again = 8 * 2 * GPT.num_layers
     assert scattered == whole and size == scattered * S_B_H
     assert gathered == whole + again and parts == gathered * S_B_H // 8
+
+
+def test_a_loss_is_computed_in_larger_chunks_on_cuda() -> None:
+    """8,192 tokens of 6,288 rows each: one and a half times 2²⁵ logits, of which a GPU computes eight times as many."""
+    gathers = [
+        of([flow for flow in traffic(replace(large(tp=8), cuda=cuda)) if "loss" in flow.what], "tp", "all_gather")
+        for cuda in (False, True)
+    ]
+    assert [count for count, _ in gathers] == [8 * 2, 8] and gathers[0][1] == gathers[1][1]
 
 
 def test_zero_1_sends_what_zero_0_sends_in_two_halves() -> None:

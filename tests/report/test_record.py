@@ -63,10 +63,11 @@ def test_a_line_whose_step_is_none_is_passed_over(tmp_path: Path) -> None:
 def test_a_line_that_was_cut_off_is_counted_and_numbers_that_are_none_are_gaps(tmp_path: Path) -> None:
     folder = written.run(tmp_path / "r", steps=4)
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 5, "loss": NaN, "grad_norm": Infinity}\n{"step": 6, "lo')
+        file.write('{"step": 5, "loss": NaN, "grad_norm": Infinity, "mfu": ' + "9" * 400 + '}\n{"step": 6, "lo')
     run = read_run(folder)
     assert run.notes == ["metrics.jsonl: 1 line could not be read and is left out."]
     assert run.steps[-1] == 5 and np.isnan(run.columns["loss"][-1]) and np.isnan(run.columns["grad_norm"][-1])
+    assert np.isnan(run.columns["mfu"][-1]), "no float can hold it"
 
 
 @pytest.mark.parametrize("name", ["prediction.json", "comparison.json", "profile.json", "config.toml"])

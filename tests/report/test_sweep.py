@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import statistics
 from pathlib import Path
@@ -54,6 +55,12 @@ def test_median_and_spread_over_seeds_the_best_setting_first(sweep: Path) -> Non
         assert spread.deviation == pytest.approx(statistics.stdev(SCORES[rate]))
     assert found.task == "mnli"
     assert found.score_names == ["accuracy", "loss"], "keys of the configuration are none, nor is what a point took"
+
+
+def test_a_score_that_no_float_can_hold_is_none(tmp_path: Path) -> None:
+    points = [point(1e-5, 1, 0.8), {**point(1e-5, 2, 0.5), "accuracy": 10**400}, point(1e-5, 3, math.nan)]
+    (group,) = read_sweep_folder(write(tmp_path / "s", points)).groups
+    assert group.scores["accuracy"].numbers == [0.8]
 
 
 def test_less_loss_is_better(tmp_path: Path) -> None:

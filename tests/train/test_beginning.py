@@ -18,7 +18,7 @@ from colonnade.train.corpus import open_corpus
 from colonnade.train.run_folder import CHANGES
 from tests.commands import forked, here
 from tests.distributed import run_on_ranks
-from tests.runs import Finished, events, metrics
+from tests.runs import Finished, events, metrics, saved_steps
 
 LOWER = {"change": {"optim.learning_rate": 1e-3}, "at": 6}
 
@@ -108,6 +108,18 @@ def test_a_run_that_patience_has_ended_is_told_to_do_nothing(config: Path, run: 
     assert here("change", run, "optim.weight_decay=0.2", "--at", 8).status == 0
     answer = forked("train", config, *keys, "--dry-run")
     assert f"with step {step + 1}" in answer.out.splitlines()[-1], answer
+
+
+def test_evaluations_behind_the_checkpoint_do_not_end_a_run(config: Path, run: Path) -> None:
+    """It goes on from there, and evaluates again."""
+    step = saved_steps(run)[-1]
+    lines = [
+        {"step": step, "validation_loss": 1.0},
+        *({"step": step + each, "validation_loss": 2.0} for each in (1, 2)),
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answer = here("train", config, f"train.steps={step + 4}", "train.patience=2", "--dry-run")
+    assert answer.status == 0 and f"with step {step + 1}" in answer.out.splitlines()[-1], answer
 
 
 def test_ranks_know_what_rank_0_reads_of_changes(finished: Finished, run: Path) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from colonnade.config.load import load
 from colonnade.data.identity import DataIdentity
 from colonnade.errors import CheckpointError
+from colonnade.train import data_record
 from colonnade.train.data_record import check_data, other_data, what_to_say
 
 IDENTITY = DataIdentity(90, 3, 3, "uint16", 100, "0" * 64, ("0" * 16, "1" * 16))
@@ -71,3 +73,34 @@ def test_data_that_are_the_same_are_no_word_and_those_that_nobody_knows_are() ->
     metadata.data = None
     line, found = what_to_say(CHECKPOINT, metadata, corpus)
     assert line.startswith("step_00000008 was written before checkpoints knew their data") and found == []
+
+
+@pytest.fixture
+def unknown(config: Path, tmp_path: Path) -> tuple[Path, Any, Any]:
+    """A checkpoint that knows no data, what is known of it, and its configuration."""
+    checkpoint = tmp_path / "step_00000002"
+    checkpoint.mkdir()
+    return checkpoint, SimpleNamespace(data=None), load(config)
+
+
+def test_of_a_checkpoint_that_knows_no_data_the_paths_count(
+    unknown: tuple[Path, Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may hold the same: nobody knows."""
+    checkpoint, metadata, config = unknown
+    moved = config.model_copy(update={"data": config.data.model_copy(update={"train": "elsewhere"})})
+    monkeypatch.setattr(data_record, "read_manifest", lambda path: None)
+    monkeypatch.setattr(data_record, "config_of", lambda path, manifest: config)
+    nobody: Any = None
+    check_data(checkpoint, metadata, config, nobody)
+    with pytest.raises(CheckpointError, match=r"other files:\n  .*elsewhere.*\nWhether they hold the same is unknown"):
+        check_data(checkpoint, metadata, moved, nobody)
+
+
+def test_a_checkpoint_that_tells_neither_data_nor_paths_is_gone_on_from(unknown: tuple[Path, Any, Any]) -> None:
+    """Without a manifest, and with one that cannot be read."""
+    checkpoint, metadata, config = unknown
+    nobody: Any = None
+    check_data(checkpoint, metadata, config, nobody)
+    (checkpoint / "manifest.json").write_text("{")
+    check_data(checkpoint, metadata, config, nobody)

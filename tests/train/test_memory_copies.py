@@ -394,3 +394,56 @@ def test_a_supervised_run_that_is_killed_says_what_it_lost(finished: Finished, t
     assert told["recovered"]["steps_lost"] <= 1 and told["recovered"]["seconds"] > 0
     assert forked("train", finished.config, *keys, f"run.folder={expected}", num_ranks=2).status == 0
     assert_same_end(run, expected)
+
+
+def test_copies_need_room_in_the_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a system in memory has a limit of its own; of an unknown memory it alone counts."""
+    monkeypatch.setattr(memory_copies.shutil, "disk_usage", lambda path: SimpleNamespace(free=1_500_000))
+    for free in ((9_000_000, 9_000_000), None):
+        monkeypatch.setattr(memory_copies, "free_memory", lambda device, free=free: free)
+        assert "and 1.5 MB are free" in memory_copies._too_large(1_000_000, tmp_path)
+        assert memory_copies._too_large(600_000, tmp_path) == ""
+
+
+def test_a_copy_is_used_beside_a_checkpoint_on_the_disk_alone(config: Path, tmp_path: Path, memory: Path) -> None:
+    """With none there the run begins as it would without copies. One that cannot be read is no copy."""
+    checkpoint, copy = tmp_path / "run" / "checkpoints" / "step_00000004", memory / "step_00000005"
+    for folder in (checkpoint, copy):
+        folder.mkdir(parents=True)
+    for file in (tmp_path / "run" / COPIES, memory / START):
+        file.write_text("the start before")
+    copies, told = MemoryCopies(load(config, KEYS), Mesh(), Told()), list[dict[int, Any]]()  # type: ignore[arg-type]
+    assert copies._machine is not None
+    assert copies._held(memory, "the start before") == {5: memory_copies.Held("", {}, {})}
+    assert copies._held(memory / "nowhere", "the start before") == {} == copies._held(memory, "another")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_copies, "newest_whole", lambda held, saved: (told.append(held[0]), (None, []))[1])
+        assert copies._newest(copies._machine) is None
+        checkpoint.rmdir()
+        assert copies._newest(copies._machine) is None
+    assert [sorted(each) for each in told] == [[5], []]
+
+
+def test_what_is_said_of_a_copy_does_not_tell_to_delete_it(config: Path, memory: Path) -> None:
+    """The run does so itself, and goes on from the disk, which may have an older one."""
+    copies, monitor = (MemoryCopies(load(config, KEYS), Mesh(), told := Told()), told)  # type: ignore[arg-type]
+    for more in (" Delete x to go on from step 3.", " There is no older one."):
+        copies._pass_over(memory / "step_00000005", f"a.distcp is damaged.{more}")
+    assert monitor.said == ["a.distcp is damaged. The run goes on from the disk."] * 2
+
+
+def test_of_a_copy_that_failed_nothing_is_left(config: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take the memory that was too little."""
+
+    def full(*_: object, **more: object) -> None:
+        (memory / ".step_00000003.partial").mkdir()
+        raise CheckpointError("The disk is full")
+
+    monkeypatch.setattr(memory_copies, "write", full)
+    monkeypatch.setattr(memory_copies.recovery, "shards_of", lambda state: [])
+    monitor: Any = SimpleNamespace(event=lambda *_, **__: None, say=lambda _: None, check=lambda: None)
+    copies = MemoryCopies(load(config, [*KEYS, "checkpoint.memory_every=3"]), Mesh(), monitor)
+    copies._agreement = cast(Agreement, SimpleNamespace(tensors=lambda shards: {}))
+    assert [step for step in range(1, 8) if copies.are_due(step)] == [3, 6]
+    copies.save(cast(Any, SimpleNamespace(step=3)), cast(Any, None))
+    assert not list(memory.iterdir()) and not copies.are_due(6)

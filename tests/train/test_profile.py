@@ -17,6 +17,7 @@ from colonnade.errors import ConfigError
 from colonnade.mesh.clock import Clock, Span, own_seconds
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, paper_mesh
+from colonnade.pipeline.runner import Runner
 from colonnade.train.profile import Profile, TimedOwner, TimedRunner, memory_in_use
 from colonnade.train.profile_report import merged, table
 from colonnade.train.profiled_steps import steps_of
@@ -314,11 +315,12 @@ class Owner:
     """Of units; tells how many spans were open when it was called."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock, self.calls = clock, list[tuple[str, str, int]]()
+        self._clock, self.calls, self.more = clock, list[tuple[str, str, int]](), list[dict[str, object]]()
 
     def __getattr__(self, name: str) -> Any:
         def called(unit: str, **more: object) -> None:
             self.calls.append((name, unit, len(self._clock._open)))
+            self.more.append(more)
 
         return called
 
@@ -329,7 +331,7 @@ def test_a_unit_is_at_work_between_what_its_owner_does_for_it() -> None:
     owner = Owner(clock)
     timed = TimedOwner(cast(Any, owner), clock)
     with clock.within("step", "1"):
-        timed.acquire("blocks.0", gradients=False)
+        timed.acquire("blocks.0", gradients=True)
         timed.release("blocks.0")
         timed.open("blocks.0")
         timed.gradients_ready("blocks.0", last=False)
@@ -339,6 +341,7 @@ def test_a_unit_is_at_work_between_what_its_owner_does_for_it() -> None:
         ("acquire", 1), ("release", 1), ("open", 1), ("gradients_ready", 1), ("gradients_ready", 1)
     ]  # fmt: skip
     assert owner.calls[-1][1] == "blocks.1"
+    assert owner.more == [{"gradients": True}, {}, {}, {"last": False}, {"last": True}]
 
 
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Profile, Mesh, Any, Told]:
@@ -392,3 +395,51 @@ def test_what_came_of_a_profile_is_an_event_of_its_last_step(tmp_path: Path, mon
 def test_wrong_steps_are_told_without_torch(tmp_path: Path) -> None:
     code = "import sys; from colonnade.train import profiled_steps; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def step_of_units(start: float, first: int) -> list[Span]:
+    """A step of four seconds: two units in its one action."""
+    kinds = [("step", "7", -1), ("action", "F0", 0), ("unit", "blocks.0", 1), ("unit", "blocks.1", 1)]
+    ends = [(0.0, 4.0), (0.0, 3.0), (0.0, 1.0), (1.5, 3.0)]
+    return [
+        Span(kind, name, start + at, parent + first if parent >= 0 else -1, start + end)
+        for (kind, name, parent), (at, end) in zip(kinds, ends, strict=True)
+    ]
+
+
+def test_of_two_steps_the_picture_has_the_last_from_its_first_unit_to_its_last() -> None:
+    spans = [*step_of_units(0.0, 0), *step_of_units(10.0, 4)]
+    profile, _ = merged([rank(0, spans, steps=[7, 8])])
+    gantt = profile["gantt"]
+    assert (gantt["step"], gantt["seconds"]) == (8, 4.0)
+    assert gantt["rows"][0]["actions"] == [{"kind": "F", "microbatch": 0, "chunk": 0, "start": 0.0, "end": 3.0}]
+
+
+def test_what_crosses_two_stages_is_a_wait_as_a_whole() -> None:
+    """And of no other transfer: they have no number by which ranks would meet in them."""
+    sent = [Span("step", "7", 0.0, -1, 10.0), Span("wait", "send pp", 1.0, 0, 4.0, "pp", 0)]
+    (told,) = merged([rank(0, sent, groups={"pp": [0, 1]})])[0]["ranks"]
+    assert told["parts"] == pytest.approx({"wait for pp": 3.0, "rest": 7.0})
+
+
+def test_a_rank_waits_at_most_as_long_as_it_stood_in_the_operation() -> None:
+    """Clocks of two machines differ: the other one's may say that it came when this one had left."""
+    profile, _ = merged([rank(0, step_with(0.0, 2.0, 4.0)), rank(1, step_with(0.0, 7.0, 7.5))])
+    assert profile["ranks"][0]["parts"]["wait for tp"] == pytest.approx(2.0)
+    assert sum(profile["ranks"][0]["parts"].values()) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(("num_chunks", "name"), [(1, "B3"), (2, "B3.1")])
+def test_each_action_is_timed_by_its_name_and_its_memory_noted(
+    num_chunks: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages of several chunks say which it was of."""
+    clock, done = Clock(), list[Any]()
+    nobody: Any = None
+    runner = Runner([nobody] * num_chunks, (), nobody, nobody, nobody, "1f1b", torch.device("cpu"))
+    monkeypatch.setattr(Runner, "do", lambda self, *given, last: (done.append((len(clock._open), last)), "made")[1])
+    timed = TimedRunner.of(runner, clock, lambda: done.append("memory"))
+    with clock.within("step", "1"):
+        action: Any = SimpleNamespace(kind="B", microbatch=3, chunk=1)
+        assert cast(Any, timed).do(action, nobody, nobody, last=True) == "made"
+    assert [span.name for span in clock.spans] == ["1", name] and done == [(2, True), "memory"]

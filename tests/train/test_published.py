@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,9 +63,11 @@ def test_the_first_token_is_one_and_the_one_behind_the_last_is_none(tmp_path: Pa
 def test_how_text_is_sampled_is_kept_in_full(tmp_path: Path) -> None:
     """Beams and lengths too; what is no number is not."""
     said = {"num_beams": 4, "repetition_penalty": 1.25, "max_new_tokens": 20, "do_sample": False, "top_k": None}
+    said |= {"top_p": math.nan, "temperature": math.inf, "max_length": 10**400}
     manifest = checkpoint(tmp_path, {"generation_config.json": {**said, "cache": 1}}, converted_from={})
     found = published_at(tmp_path, manifest, tokenizer(), 10)
-    assert found is not None and found.sampling == {key: each for key, each in said.items() if key != "top_k"}
+    kept = ("num_beams", "repetition_penalty", "max_new_tokens", "do_sample")
+    assert found is not None and found.sampling == {key: said[key] for key in kept}
 
 
 def test_a_file_of_it_that_is_damaged_is_told_and_one_of_another_kind_is_empty(tmp_path: Path) -> None:
@@ -74,3 +77,13 @@ def test_a_file_of_it_that_is_damaged_is_told_and_one_of_another_kind_is_empty(t
     (tmp_path / "object.json").write_text('{"a": 2}')
     with pytest.raises(CheckpointError, match=r"object\.json is damaged: its bytes are not those that were written"):
         object_of(tmp_path, manifest, "object.json")
+
+
+@pytest.mark.parametrize("content", ["{", "[" * 100_000, "\xff"])
+def test_a_file_of_it_that_is_no_json_is_damaged_however_deep_it_is(content: str, tmp_path: Path) -> None:
+    """Though its bytes are those that were written."""
+    text = content.encode("latin-1")
+    (tmp_path / "deep.json").write_bytes(text)
+    saved = {"deep.json": SavedFile(len(text), hashlib.sha256(text).hexdigest())}
+    with pytest.raises(CheckpointError, match=r"deep\.json is damaged: it is no JSON"):
+        object_of(tmp_path, Manifest(3, {}, {}, saved), "deep.json")

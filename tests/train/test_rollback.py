@@ -26,7 +26,7 @@ from colonnade.lock import locked
 from colonnade.mesh.mesh import Mesh
 from colonnade.report.page import state_of
 from colonnade.report.record import read_run
-from colonnade.train import loop, rollbacks, undo
+from colonnade.train import loop, rollbacks
 from colonnade.train.change import in_force
 from colonnade.train.corpus import curriculum_of, open_corpus
 from colonnade.train.divergence import Divergence, Rollback
@@ -306,29 +306,6 @@ def test_tries_end(config: Path, tmp_path: Path) -> None:
     first, second = rollbacks.read(tmp_path / "run")
     assert first != second == first.model_copy(update={"id": second.id}), "equal, and not the same"
     assert saved_steps(tmp_path / "run") == [6, 8, 10], "the last time it was not taken away"
-
-
-def test_a_return_is_written_down_before_checkpoints_are_taken_away(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or a run that is killed between them would go the same way again."""
-    run, seen = tmp_path / "run", list[tuple[int, list[int]]]()
-    keys = [*RUN, f"run.folder={run}"]
-    settings = load(config, keys)
-    assert here("train", config, *keys).status == 0
-
-    def stop(folder: Path, step: int) -> None:
-        seen.append((step, [each.to for each in rollbacks.read(run)]))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(undo, "discard_after", stop)
-    saving, copies = SimpleNamespace(wait_out=lambda _: None), SimpleNamespace(forget=lambda: None)
-    given: Any = {"config": settings, "mesh": Mesh(), "corpus": open_corpus(settings), "monitor": Told()}
-    newest = saved_steps(run)[-1]
-    found = Divergence(newest + 9, newest + 9, "has loss nan")
-    with pytest.raises(KeyboardInterrupt):
-        roll_back(found, None, saving, **given, copies=copies)  # type: ignore[arg-type]
-    assert seen == [(newest, [newest])]
 
 
 @pytest.mark.parametrize(("then", "more"), [("roll_back", ["no rollback"]), ("stop", [])])

@@ -9,6 +9,7 @@ import torch
 from colonnade.config.load import load
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
+from colonnade.planner.memory import Memory
 from colonnade.planner.traffic import Flow, totals
 from colonnade.train.corpus import open_corpus
 from colonnade.verify import audit
@@ -63,6 +64,46 @@ def test_of_ranks_that_send_what_theory_says_the_first_of_each_stage_is_shown(
     assert (first.pp.rank, first.dp.rank, first.tp.rank) == (0, 0, 0)
     assert [(mesh.pp.rank, mesh.dp.rank, mesh.tp.rank) for mesh in others] == [(1, 0, 0)]
     assert capsys.readouterr().out.count("its memory") == 1, "rank 0 prints"
+
+
+def test_the_memory_that_a_step_takes_stands_beside_what_was_predicted_for_its_stage(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def predict(*_: object, stage: int, **__: object) -> Memory:
+        return Memory(parameters=(1 + stage) * 10**12, gradients=0, optimizer=0, buffers=0, activations=0)
+
+    monkeypatch.setattr(audit, "predict", predict)
+    for rank in (0, 1):
+        mesh, base = paper_mesh(Layout(pp=2), rank), load(config, ["parallel.pp=2"])
+        _, _, memory = audit.one_step(base, mesh, torch.device("cpu"), open_corpus(base))
+        name, predicted, measured = memory.splitlines()[1].split()
+        assert (name, predicted) == ("parameters", f"{1 + rank},000,000.000") and 0 < float(measured) < 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_a_difference_rank_0_gives_account_and_the_others_end_well(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int
+) -> None:
+    layout = nullcontext((paper_mesh(Layout(tp=2), rank), torch.device("cpu")))
+    monkeypatch.setattr(audit, "joined", lambda *_, **__: layout)
+    monkeypatch.setattr(audit, "open_together", lambda *_: None)
+    monkeypatch.setattr(audit, "one_step", lambda *_: (FLOWS, {}, "its memory"))
+    monkeypatch.setattr(audit, "gather_texts", lambda text, world: [text])
+    monkeypatch.setattr(audit, "all_reduce", lambda x, *_: x)
+    assert audit.audit(load(config, ["parallel.tp=2"])) is (rank > 0)
+    assert ("The ledger and theory differ" in capsys.readouterr().out) is (rank == 0)
+
+
+def test_the_step_is_a_measured_one_of_the_whole_sequence(config: Path) -> None:
+    """However seldom thermometers measure, and however short the first sequences of the run are."""
+    grown = ["curriculum.tokens=[0,100]", "curriculum.seq_length=[4,16]", "curriculum.global_batch_size=[4,4]"]
+    told = []
+    for more in (["thermometers.every=1"], ["thermometers.every=50", *grown]):
+        mesh, base = paper_mesh(Layout(tp=2), 0), load(config, ["parallel.tp=2", *more])
+        flows, seen, memory = audit.one_step(base, mesh, torch.device("cpu"), open_corpus(base))
+        assert totals(flows) == seen and ("all_reduce", "world") in seen
+        told.append((flows, memory))
+    assert told[0] == told[1]
 
 
 @pytest.mark.slow

@@ -264,6 +264,26 @@ def test_no_more_ranks_than_there_is_room_for() -> None:
     assert chosen(config(), capacity=Capacity("cuda", 1, "1 GPU."))[0] == ["recompute=full"]
 
 
+@pytest.mark.parametrize(
+    ("batch", "micro", "layout", "expected"),
+    [
+        (8, 2, "pp=2", ""),
+        (8, 4, "pp=2", ",micro_batch_size=2"),
+        (2, 2, "pp=2", ",micro_batch_size=1"),  # two micro-batches for two stages, where there are no four
+        (16, 4, "tp=2,pp=2,dp=2,sequence_parallel=true,zero=1", ",micro_batch_size=2"),
+        (16, 2, "tp=2,pp=2,dp=2,sequence_parallel=true,zero=1", ""),
+        (16, 4, "dp=2", ""),
+        (16, 16, "dp=2", ",micro_batch_size=8"),
+    ],
+)
+def test_micro_batches_are_as_large_as_stages_and_copies_admit(
+    batch: int, micro: int, layout: str, expected: str
+) -> None:
+    """Each copy has its share of the batch, in a multiple of the stages, twice as many if that can be."""
+    layouts, _ = chosen(config(train={"global_batch_size": batch, "micro_batch_size": micro}))
+    assert layout + expected in layouts
+
+
 @pytest.mark.slow
 @given(
     st.integers(1, 6),

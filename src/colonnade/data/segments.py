@@ -8,6 +8,7 @@ A segment is there as a whole or not at all. Joined in order, segments are the t
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -123,7 +124,7 @@ class SegmentFolder:
         named = self._folder / _IDENTITY
         if not named.exists() or named.read_text() != identity:
             self.remove()
-            self._folder.mkdir()
+            self._folder.mkdir(exist_ok=True)
             with written(named) as stream:
                 stream.write(identity.encode())
         paths = self.paths()
@@ -141,10 +142,14 @@ class SegmentFolder:
         segment.store(self._folder / f"{len(self.paths()):06d}{ENDING}")
 
     def remove(self) -> None:
-        """Removes the folder and what this class puts there."""
+        """Removes what this class puts into the folder, and the folder, where nothing else is in it."""
         for path in (*self.paths(), self._folder / _IDENTITY):
             path.unlink(missing_ok=True)
-        self._folder.rmdir()
+        try:
+            self._folder.rmdir()
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
 
 
 def header_of(path: Path) -> SegmentHeader:

@@ -5,6 +5,7 @@ A run may be under way while this reads, killed in the middle of a line, or olde
 
 import json
 import math
+import sys
 import time
 import tomllib
 from array import array
@@ -221,4 +222,4 @@ def _toml(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None

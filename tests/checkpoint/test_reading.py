@@ -1,0 +1,87 @@
+"""What is read of a checkpoint: the files that a rank needs, the tensors that it may lack, every byte for its hash."""
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+
+from colonnade.checkpoint import manifest
+from colonnade.checkpoint.load import MOST_LINES, check_model, files_needed, load, load_found
+from colonnade.checkpoint.manifest import Manifest, SavedTensor, StoredShard, hash_file, verify
+from colonnade.checkpoint.plan import Box, Shard
+from colonnade.checkpoint.save import save
+from colonnade.errors import CheckpointError
+
+
+def rows(*counts: int) -> SavedTensor:
+    """A matrix of which each file has so many rows."""
+    starts = [sum(counts[:number]) for number in range(len(counts))]
+    stored = [
+        StoredShard(Box((start, 0), (count, 4)), f"__{number}_0.distcp", 0, 16 * count)
+        for number, (start, count) in enumerate(zip(starts, counts, strict=True))
+    ]
+    return SavedTensor((sum(counts), 4), torch.float32, tuple(stored))
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "count", "expected"),
+    [
+        ("w", 0, 3, {0}),
+        ("w", 3, 2, {1}),
+        ("w", 2, 2, {0, 1}),
+        ("w", 0, 9, {0, 1, 2}),
+        ("w", 8, 1, {2}),
+        ("v", 1, 1, {1}),
+        ("new", 0, 2, set()),
+    ],
+)
+def test_a_rank_needs_the_files_in_which_there_is_something_of_its_boxes(
+    name: str, row: int, count: int, expected: set[int]
+) -> None:
+    """No others, which it may not see; of a tensor that the checkpoint lacks, none."""
+    contents = Manifest(1, {}, {"w": rows(3, 2, 4), "v": rows(1, 1)}, {})
+    whole = contents.tensors[name].shape if name in contents.tensors else (2, 4)
+    wanted = [Shard(name, whole, (row, 0), torch.zeros(count, 4))]
+    assert files_needed(contents, wanted) == {f"__{number}_0.distcp" for number in expected}
+
+
+def test_what_a_checkpoint_may_lack_is_read_where_it_has_it(tmp_path: Path) -> None:
+    """And stays as it is where it has it not."""
+    path = save(tmp_path, 1, [Shard("had", (3,), (0,), torch.ones(3))], {"model": {}})
+    wanted = [Shard(name, (3,), (0,), torch.full((3,), 7.0)) for name in ("had", "lacked")]
+    load_found(lambda: path, wanted, model={}, check=lambda *_: None, lacks=lambda contents: ["had", "lacked"])
+    assert [shard.data.tolist() for shard in wanted] == [[1.0] * 3, [7.0] * 3]
+    with pytest.raises(CheckpointError, match="lacks 1 tensors that this model has: lacked"):
+        load_found(lambda: path, wanted, model={}, check=lambda *_: None, lacks=lambda contents: ["had"])
+
+
+def test_what_nobody_wants_is_what_begins_so_and_nothing_else(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, [Shard(name, (3,), (0,), torch.ones(3)) for name in ("w", "moments.w", "v")], {})
+    wanted = [Shard("w", (3,), (0,), torch.zeros(3))]
+    load(path, wanted, unread=("moments.", "v"))
+    with pytest.raises(CheckpointError, match="holds 1 tensors that this model does not have: v"):
+        load(path, wanted, unread=("moments.",))
+
+
+def test_of_a_wholly_different_model_not_all_is_listed(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        check_model(tmp_path, Manifest(1, {"model": {}}, {}, {}), {f"key{n:03}": n for n in range(500)})
+    assert str(refused.value).count(" wanted") == MOST_LINES
+
+
+@pytest.mark.parametrize("length", [0, 1, 99, 100, 101, 250])
+def test_every_block_of_a_file_is_in_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    monkeypatch.setattr(manifest, "HASH_BLOCK", 100)
+    content = bytes(range(250))[:length]
+    (tmp_path / "file").write_bytes(content)
+    assert hash_file(tmp_path / "file") == sha256(content).hexdigest()
+
+
+def test_whoever_verifies_a_checkpoint_is_told_each_file_and_which_is_missing(tmp_path: Path) -> None:
+    path, told = save(tmp_path, 1, [Shard("w", (3,), (0,), torch.ones(3))], {}), list[str]()
+    assert verify(path, told.append).step == 1
+    assert sorted(told) == [".metadata", "__0_0.distcp"]
+    (path / "__0_0.distcp").unlink()
+    with pytest.raises(CheckpointError, match=r"step_00000001 is damaged: __0_0\.distcp is missing"):
+        verify(path)

@@ -1,0 +1,109 @@
+"""rollbacks.json, and a return by hand: what is read, measured and taken away."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from colonnade.config.load import load, to_toml
+from colonnade.errors import CheckpointError, ConfigError
+from colonnade.train import rollbacks
+from colonnade.train.change import Change
+from colonnade.train.change_requests import Decided, write_decided
+from colonnade.train.divergence import Rollback
+from colonnade.train.rollback_options import RollbackOptions
+from colonnade.train.run_folder import COPIES, ROLLBACKS
+from tests.runs import saved_steps
+
+
+@pytest.fixture
+def run(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run with checkpoints of steps 2, 4 and 6, of which no more is there than metadata of four samples
+    a step.
+    """
+
+    def metadata_of(path: Path, manifest: object) -> Any:
+        if (path / "damaged").exists():
+            raise CheckpointError(f"{path} is damaged")
+        step = int(path.name.removeprefix("step_"))
+        return SimpleNamespace(step=step, samples=4 * step, rollbacks=[], changes=[])
+
+    monkeypatch.setattr(rollbacks, "read_manifest", lambda path: None)
+    monkeypatch.setattr(rollbacks, "metadata_of", metadata_of)
+    for step in (2, 4, 6):
+        (tmp_path / "run" / "checkpoints" / f"step_0000000{step}").mkdir(parents=True)
+    (tmp_path / "run" / "config.toml").write_text(to_toml(load(config)))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("damage", ["folder", "no list", "no rollback", "no text"])
+def test_a_list_of_rollbacks_that_cannot_be_read_is_one_message(run: Path, damage: str) -> None:
+    """Nobody knows then which batches are passed over."""
+    file = run / ROLLBACKS
+    content = {"no list": b"{}", "no rollback": b'[{"too": 4}]', "no text": b"\xff"}
+    file.mkdir() if damage == "folder" else file.write_bytes(content[damage])
+    with pytest.raises(ConfigError, match=rf"{ROLLBACKS} cannot be read: \w+Error\. It says which batches"):
+        rollbacks.read(run)
+
+
+def test_a_return_by_hand_leaves_no_copy_in_memory_that_counts(run: Path) -> None:
+    (run / COPIES).write_text("the start before")
+    _, gone = rollbacks.by_hand(run, 4, RollbackOptions())
+    assert not (run / COPIES).exists() and gone == [6] and saved_steps(run) == [2, 4]
+
+
+def test_a_return_passes_over_batches_though_later_checkpoints_are_damaged(run: Path) -> None:
+    """What the newest that can be read says is how the run went on."""
+    for step in (4, 6):
+        (run / "checkpoints" / f"step_0000000{step}" / "damaged").touch()
+    rollback, _ = rollbacks.by_hand(run, 2, RollbackOptions(skip=2))
+    assert rollback.passed == 2 * 4 and saved_steps(run) == [2]
+
+
+def test_a_return_passes_over_batches_though_a_change_that_is_to_come_cannot_be(run: Path) -> None:
+    """The run would refuse it, and makes the one behind it."""
+
+    def change(at: int, values: dict[str, int]) -> Change:
+        return Change(at=at, values=values, was=dict.fromkeys(values, 4), line=f"{at} {values}")
+
+    impossible, possible = change(6, {"train.steps": 6}), change(6, {"train.global_batch_size": 8})
+    write_decided(run, Decided(changes=(impossible, possible)))
+    rollback, _ = rollbacks.by_hand(run, 6, RollbackOptions(skip=2))
+    assert rollback.passed == 2 * 8
+
+
+@pytest.mark.parametrize(
+    ("said", "is_held"), [({"order": "all_epochs"}, True), ({"blend_by": "epochs"}, True), ({}, False)]
+)
+def test_data_that_end_are_held_against_a_return_by_hand(
+    run: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, str], is_held: bool
+) -> None:
+    """However it is said how often they are read; those that begin again are enough for any run."""
+    settings, held = load(run / "config.toml"), list[int]()
+    data = settings.data.model_copy(update=said)
+    monkeypatch.setattr(rollbacks, "load", lambda path: settings.model_copy(update={"data": data}))
+    monkeypatch.setattr(rollbacks, "behind", lambda config, changes: config)
+    monkeypatch.setattr(rollbacks, "open_corpus", lambda config: None)
+    monkeypatch.setattr(rollbacks, "check_left", lambda config, corpus, metadata, recorded: held.append(metadata.step))
+    rollbacks.by_hand(run, 4, RollbackOptions(skip=1))
+    assert held == [4] * is_held
+
+
+@pytest.mark.parametrize(("to", "left"), [(4, [2, 4]), (6, [2, 4, 6])])
+def test_a_return_that_was_killed_takes_away_what_is_behind_its_step_alone(run: Path, to: int, left: list[int]) -> None:
+    rollbacks.write(run, [Rollback(to=to, skip=1, id="it")])
+    rollbacks.finish(run)
+    assert saved_steps(run) == left and json.loads((run / ROLLBACKS).read_text())[0]["to"] == to
+    (run / ROLLBACKS).unlink()
+    rollbacks.finish(run)
+    assert saved_steps(run) == left
+
+
+def test_to_the_newest_checkpoint_there_is_nothing_to_finish(run: Path) -> None:
+    """It is read when the run goes on, and not before: should it be damaged, an older one takes its place."""
+    rollbacks.write(run, [Rollback(to=6, skip=1, id="it")])
+    (run / "checkpoints" / "step_00000006" / "damaged").touch()
+    rollbacks.finish(run)
+    assert saved_steps(run) == [2, 4, 6]

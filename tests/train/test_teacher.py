@@ -1,0 +1,81 @@
+"""What a teacher is asked, and what comes of its answers on each stage; which layers and widths are compared."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from colonnade.errors import ConfigError
+from colonnade.mesh.mesh import Mesh
+from colonnade.model.bert_labels import LabelHead, LabelInputs
+from colonnade.model.inputs import Inputs
+from colonnade.train.teacher import Teacher, _check_layers
+
+
+class Labels(LabelHead):
+    """Logits that are the stream itself."""
+
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+
+    def predict(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1.0
+
+
+def teaching(inference: Any, matching: Any = None) -> Teacher:
+    nobody: Any = None
+    model: Any = SimpleNamespace(head=Labels(), residual=lambda carry: carry[0])
+    listening: Any = SimpleNamespace(taken=lambda: {"blocks.0": torch.zeros(1)})
+    return Teacher(nobody, model, inference, 0.25, 2.0, listening, matching, Mesh())
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_each_micro_batch_is_taught_on_the_last_stage_and_all_that_was_sent_arrives(is_last: bool) -> None:
+    """Without the student's dropout; other stages have nothing to add."""
+    asked: list[Any] = []
+
+    def hidden(inputs: Inputs) -> tuple[torch.Tensor, ...] | None:
+        asked.append(inputs)
+        return (torch.full((2, 3), float(len(asked))),) if is_last else None
+
+    inference = SimpleNamespace(hidden=hidden, close=lambda: asked.append("closed"))
+    masks: Any = object()
+    weights = torch.tensor([0.5, 0.25])
+    inputs = [LabelInputs(target_weights=weights, masks=masks) for _ in range(2)]
+    found: Any = teaching(inference).teach([], inputs, 1.0)
+    assert [each.masks for each in asked[:-1]] == [None, None] and asked[-1] == "closed"
+    if not is_last:
+        assert found == inputs
+        return
+    for number, each in enumerate(found, 1):
+        assert each.masks is masks and each.soft_labels.temperature == 2.0
+        assert each.soft_labels.logits.tolist() == [[number + 1.0] * 3] * 2
+        torch.testing.assert_close(each.target_weights, weights * 0.75)
+        torch.testing.assert_close(each.soft_labels.weights, weights * 0.25 * 4.0)
+
+
+def test_hidden_states_of_each_micro_batch_are_compared_with_its_own() -> None:
+    told: list[Any] = []
+    matching = SimpleNamespace(targets=lambda *given: told.append(given) or ["taught"])
+    inference = SimpleNamespace(hidden=lambda inputs: None, close=lambda: None)
+    inputs: list[Inputs] = [Inputs(), Inputs()]
+    assert teaching(inference, matching).teach([], inputs, 0.5) == ["taught"]
+    ((states, found, scale, mesh),) = told
+    assert [list(each) for each in states] == [["blocks.0"]] * 2 and found == inputs
+    assert scale == 0.5 and isinstance(mesh, Mesh)
+
+
+@pytest.mark.parametrize(
+    ("said", "width", "fits"),
+    [(None, 16, True), (None, 24, False), (24, 24, True), (24, 16, False)],
+)
+def test_hidden_states_are_as_wide_as_was_said_or_as_the_students(said: int | None, width: int, fits: bool) -> None:
+    chosen = SimpleNamespace(student_layers=[0], teacher_layers=[1], teacher_hidden_size=said)
+    config: Any = SimpleNamespace(distillation=chosen, model=SimpleNamespace(hidden_size=16))
+    model: Any = SimpleNamespace(num_layers=2, hidden_size=width)
+    if fits:
+        _check_layers("it", model, config)
+        return
+    with pytest.raises(ConfigError, match=rf"it has hidden states of {width} .*Set\s.*teacher_hidden_size = {width}"):
+        _check_layers("it", model, config)

@@ -1,0 +1,93 @@
+"""Which trackers a configuration asks for, what they are told of the run, and numbers that wait for a slow one."""
+
+import sys
+import threading
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from colonnade.config.schema import Config
+from colonnade.train.trackers import Prometheus, Wandb, trackers
+from colonnade.train.tracking import Feed
+from tests.train.test_tracking import FakeWandb, Recorded, config
+
+ALL = 'wandb = "offline"\nmlflow = "http://tracking:5000"\nprometheus = "m.prom"\nproject = "stories"\nname = "seven"'
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages of all trackers, of which no more is there than their names."""
+    for package in ("wandb", "mlflow", "prometheus_client"):
+        module = ModuleType(package)
+        module.__spec__ = ModuleSpec(package, None)
+        monkeypatch.setitem(sys.modules, package, module)
+    board = SimpleNamespace(SummaryWriter=lambda folder, purge_step: (folder, purge_step))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)  # type: ignore[arg-type]
+
+
+def with_board(settings: Config) -> Config:
+    return settings.model_copy(update={"run": settings.run.model_copy(update={"tensorboard": True})})
+
+
+def test_each_tracker_is_told_of_which_run_its_numbers_are(installed: None, tmp_path: Path) -> None:
+    found = {each.name: vars(each) for each in trackers(with_board(config(tmp_path, ALL)))}
+    assert list(found) == ["TensorBoard", "Weights & Biases", "MLflow", "Prometheus"]
+    wandb, prometheus = found["Weights & Biases"], found["Prometheus"]
+    assert [wandb[f"_{key}"] for key in ("folder", "project", "name", "mode")] == [
+        tmp_path, "stories", "seven", "offline",
+    ]  # fmt: skip
+    assert (prometheus["_name"], prometheus["_target"], prometheus["_port"]) == ("seven", "m.prom", None)
+    assert [each.name for each in trackers(config(tmp_path, ALL))] == list(found)[1:]
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"\n", None])
+def test_a_run_whose_number_is_lost_is_a_new_one_to_its_tracker(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, kept = FakeWandb(), tmp_path / "tracking" / "wandb"
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    if content is not None:
+        kept.parent.mkdir()
+        kept.write_bytes(content)
+    Wandb(tmp_path, "project", "name", "online").open(1)
+    assert [(how["id"], how["resume"]) for how in fake.inits] == [(None, None)] and kept.read_text() == "abc123\n"
+
+
+def test_a_name_that_no_metric_may_have_is_written_with_what_it_may(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    tracker = Prometheus(str(tmp_path / "metrics.prom"), "r")
+    tracker.open(1)
+    tracker.numbers(1, {"validation_loss/data-b": 3.0})
+    assert 'colonnade_validation_loss_data_b{run="r"} 3.0' in (tmp_path / "metrics.prom").read_text()
+
+
+def test_a_full_queue_is_written_to_its_end_by_a_tracker_that_is_slow() -> None:
+    """As long as there is patience: a run that ends waits for it, and not for ever."""
+    tracker, said = Recorded(), list[str]()
+    tracker.goes_on.clear()
+    feed = Feed(tracker, said.append, longest=2)
+    feed.begin(1)
+    feed.numbers(1, {})
+    assert tracker.is_called.wait(20)
+    for step in (2, 3):
+        feed.numbers(step, {})
+    assert feed._queue.full()
+    threading.Timer(0.05, tracker.goes_on.set).start()
+    feed.close(20)
+    assert tracker.calls == [("open", 1), *(("numbers", step, {}) for step in (1, 2, 3)), ("close",)]
+    assert said == [] and feed.dropped == 0
+
+
+def test_a_long_error_is_told_by_its_beginning() -> None:
+    def long(first: int) -> None:
+        raise OSError("x" * 10_000)
+
+    tracker, said = Recorded(), list[str]()
+    tracker.open = long  # type: ignore[method-assign]
+    feed = Feed(tracker, said.append)
+    feed.begin(1)
+    feed.numbers(1, {})
+    feed.close(20)
+    assert said[0] == f"Recorded: OSError: {'x' * 200}. The run goes on, and tries again."

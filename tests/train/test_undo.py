@@ -1,0 +1,109 @@
+"""A run that returns by itself: what is told, written and put back, and in which order."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from colonnade.config.load import load
+from colonnade.config.schema import Config
+from colonnade.mesh.mesh import Mesh
+from colonnade.train import recovery, rollbacks, undo
+from colonnade.train.divergence import Divergence, Rollback
+from tests.runs import saved_steps
+from tests.told import Told
+
+KEYS = ["checkpoint.keep=9", "divergence.then=roll_back", "divergence.healthy_for=5", "divergence.tries=3"]
+
+
+@pytest.fixture
+def settings(config: Path, tmp_path: Path) -> Config:
+    """Of a run with checkpoints of steps 10 and 20, which are folders alone."""
+    for step in (10, 20):
+        (tmp_path / "run" / "checkpoints" / f"step_000000{step}").mkdir(parents=True)
+    return load(config, KEYS)
+
+
+def returned(settings: Config, told: Told, found: Divergence) -> None:
+    given: Any = {"corpus": None, "monitor": told, "copies": SimpleNamespace(forget=lambda: None)}
+    saving: Any = SimpleNamespace(wait_out=lambda state: None)
+    undo.roll_back(found, None, saving, config=settings, mesh=Mesh(), **given)  # type: ignore[arg-type]
+
+
+def test_what_was_found_and_what_was_done_are_told(
+    settings: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batches that are passed over are counted where the data are known, and each return has a name of its own."""
+    monkeypatch.setattr(undo, "return_to_newest", lambda *_: None)
+    monkeypatch.setattr(undo, "_weighed", lambda rollback, *_: ("", 4 * rollback.skip))
+    told = Told()
+    for step in (18, 19):
+        returned(settings, told, Divergence(step=step, first=16, reason="has loss nan"))
+    assert told.of("diverged") == [
+        {"step": step, "first_sign": 16, "reason": "has loss nan", "then": "roll_back"} for step in (18, 19)
+    ]
+    known = rollbacks.read(tmp_path / "run")
+    assert [each.passed for each in known] == [4 * each.skip for each in known] and all(each.skip for each in known)
+    assert len({each.id for each in known} - {""}) == 2
+    assert told.of("rolled back") == [each.model_dump() for each in known]
+    assert [line.partition(", to ")[0] for line in told.said] == [
+        f"Step {step} has loss nan: the run has diverged. It returns to step_00000010" for step in (18, 19)
+    ]
+
+
+def test_a_return_that_is_killed_is_written_down_before_a_checkpoint_goes(
+    settings: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next start would take the same batches again."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(undo, "discard_after", killed)
+    monkeypatch.setattr(undo, "_weighed", lambda *_: ("", None))
+    with pytest.raises(KeyboardInterrupt):
+        returned(settings, Told(), Divergence(step=22, first=22, reason="has loss nan"))
+    assert [each.to for each in rollbacks.read(tmp_path / "run")] == [10]
+    assert saved_steps(tmp_path / "run") == [10, 20]
+
+
+def test_nothing_is_left_of_the_steps_that_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that were frozen have moments again that begin at zero, and gradients that are under way are waited for.
+
+    The log goes on behind the step that was read.
+    """
+    done: list[object] = []
+    moments = [{"m": torch.full((2,), torch.nan), "v": torch.ones(2)}, {"m": torch.ones(1)}]
+    state: Any = SimpleNamespace(
+        step=23, optimizer_state=moments, ownership=SimpleNamespace(settle=lambda: done.append("settled"))
+    )
+
+    def restore(state: Any, *_: object) -> None:
+        done.append([float(x.abs().max()) for kept in state.optimizer_state for x in kept.values()])
+        state.step = 10
+
+    monkeypatch.setattr(recovery, "restore", restore)
+    monitor: Any = SimpleNamespace(go_back=done.append)
+    nobody: Any = None
+    undo.return_to_newest(state, nobody, nobody, monitor)
+    assert done == ["settled", [0.0, 0.0, 0.0], 10]
+
+
+def test_an_earlier_return_to_the_same_step_counts_for_which_batches_are_passed_over(
+    settings: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind it the batches are others, of another size perhaps."""
+    metadata: Any = SimpleNamespace(samples=40, step=10, rollbacks=())
+    monkeypatch.setattr(undo, "metadata_of", lambda *_: metadata)
+    monkeypatch.setattr(undo, "read_manifest", lambda path: path)
+    monkeypatch.setattr(rollbacks, "check_left", lambda *_: None)
+    # four samples a batch up to the 48th, eight behind it
+    curriculum = SimpleNamespace(
+        steps=lambda count, start: start + sum(4 if start + 4 * n < 48 else 8 for n in range(count))
+    )
+    corpus: Any = SimpleNamespace(curriculum=curriculum)
+    asked, earlier = Rollback(to=10, skip=1), Rollback(to=10, skip=2, passed=8)
+    assert undo._weighed(asked, [], settings, corpus) == ("", 4)
+    assert undo._weighed(asked, [earlier], settings, corpus) == ("", 8)
