@@ -56,6 +56,16 @@ def test_what_is_read_is_written_by_the_same_family(name: str) -> None:
     assert ("head_dim" in written) == (config.get("head_dim") is not None), "as they write it"
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_whether_the_output_layer_is_the_token_table_is_written(name: str, tied: bool) -> None:
+    """Also where it is not as in most models of the family."""
+    family, model = model_of(classes(name)[1](**MODELS[name][1]).to_dict())
+    content = family.write(model.model_copy(update={"tie_embeddings": tied}))
+    found = described({"model_type": family.model_type, **content})
+    assert isinstance(found, str) or found["tie_embeddings"] is tied
+
+
 @pytest.mark.parametrize(("content", "window"), [({}, 4096), ({"sliding_window": None}, None)])
 def test_a_window_of_null_is_none(content: Content, window: int | None) -> None:
     """As Mistral's later models say it; left out it is that of the first."""

@@ -141,13 +141,14 @@ def test_texts_are_drawn_where_a_temperature_is_given_each_on_its_own(
         {"temperature": 0.8, "top_k": 3, "top_p": 0.9},
         {"temperature": 0.8, "do_sample": False},
         {"do_sample": True, "temperature": None},
-        {"num_beams": 1, "repetition_penalty": 1.0},
+        {"num_beams": 1, "repetition_penalty": 1.0, "until": "The end"},
     )
     ours.generate_until(
         requests("generate_until", [("It was", {"max_gen_toks": 4} | each) for each in options]), disable_tqdm=True
     )
     assert [each["temperature"] for each in asked] == [0.8, 0.0, 1.0, 0.0]
     assert [(each["top_k"], each["top_p"]) for each in asked] == [(3, 0.9), *[(0, 1.0)] * 3]
+    assert [list(each["until"]) for each in asked] == [[], [], [], ["The end"]], "one text is one"
     assert len({each["seed"] for each in asked}) == len(options)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from colonnade.errors import DataError
-from colonnade.train.reference import attach_stored, path_of, read
+from colonnade.train.reference import _parts, attach_stored, path_of, read
 
 KNOWN = {"data": {"data.train": "a"}, "seq_length": 16, "model": {"kind": "gpt"}, "precision": "fp32"}
 PARTS: Any = {"train.0": range(3), "validation.0": range(2)}
@@ -64,3 +64,13 @@ def test_a_file_that_is_named_takes_the_place_of_the_runs_own(tmp_path: Path) ->
     with pytest.raises(DataError, match=f"^{tmp_path / 'gone.npz'} is not there: "):
         attach_stored(config(str(tmp_path / "gone.npz")), corpus)
     attach_stored(config(None, head="pretraining"), corpus)
+
+
+def test_every_part_that_a_run_reads_has_its_log_probabilities() -> None:
+    """The test part too, in each of its files; a run may have none."""
+    train, validation, test = (SimpleNamespace(parts=parts) for parts in (["a", "b"], ["c"], ["d"]))
+    datasets = SimpleNamespace(train=train, validation=validation, test=test)
+    corpus: Any = SimpleNamespace(datasets=datasets)
+    assert _parts(corpus) == {"train.0": "a", "train.1": "b", "validation.0": "c", "test.0": "d"}
+    datasets.test = None
+    assert "test.0" not in _parts(corpus)

@@ -196,3 +196,22 @@ def test_positions_beyond_a_short_sample_get_no_gradient() -> None:
     _, gradients, _ = after(case, [short])
     positions = gradients["embedding.positions.weight"]
     assert positions.shape[0] == SEQ_LENGTH and positions[:5].any(-1).all() and not positions[5:].any()
+
+
+def test_who_is_called_before_the_update_sees_what_it_will_change() -> None:
+    """A save in the background has all copied by then: weights and moments are those of the step before."""
+    config, state = fresh(CASES[0])
+    seen: list[list[Tensor]] = []
+
+    def numbers() -> list[Tensor]:
+        moments = (moment for kept in state.optimizer_state for moment in kept.values())
+        return [each.clone() for each in (*(bucket.master for bucket in state.buckets), *moments)]
+
+    for number in range(2):
+        before = numbers()
+        train_step(
+            state, in_microbatches(CASES[0], number), Mesh(), config.train, before_update=lambda: seen.append(numbers())
+        )
+        (called,) = seen
+        assert all(map(torch.equal, called, before)) and not any(map(torch.equal, called, numbers()))
+        seen.clear()
