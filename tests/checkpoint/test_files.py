@@ -3,9 +3,12 @@
 import os
 import random
 import struct
+import time
 import zipfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -136,10 +139,20 @@ def test_numbers_that_are_not_plain_or_not_in_their_archive_are_refused(tmp_path
         files.read_box(file, stored, torch.float32, WHOLE, torch.empty(SIZES))
 
 
-def test_large_blocks_are_hashed_beside_the_file_before_the_caller_has_them_back(tmp_path: Path) -> None:
+class Late(ThreadPoolExecutor):
+    """What it is given begins a little later."""
+
+    def submit(self, function: Any, /, *given: Any, **more: Any) -> Future[Any]:
+        return super().submit(lambda: (time.sleep(0.1), function(*given, **more)))
+
+
+def test_large_blocks_are_hashed_beside_the_file_before_the_caller_has_them_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As DCP writes a tensor: its numbers in one piece between small pieces of an archive."""
+    monkeypatch.setattr(files, "ThreadPoolExecutor", Late)
     disk, path = files.HashingFileSystem(), tmp_path / "data.tmp"
-    large = bytearray(random.Random(0).randbytes(32 * files.BUFFER))
+    large = bytearray(random.Random(0).randbytes(2 * files.BUFFER))
     written = [b"head", bytes(large), b"tail"]
     with disk.create_stream(path, "wb") as stream:
         for piece in (written[0], large, written[2]):
