@@ -237,11 +237,12 @@ def test_waiting_leaves_no_thread(tmp_path: Path) -> None:
             time.sleep(0.5)
             freed.append(threading.current_thread().name)
 
+    before = set(threading.enumerate())
     with saver_of(tmp_path, shards) as writer:
         writer.save(Slow(1, {"value": 1}), lambda: shards)
         writer.wait()
         assert freed == ["checkpoint"]
-        assert "checkpoint" not in {thread.name for thread in threading.enumerate()}
+        assert "checkpoint" not in {thread.name for thread in set(threading.enumerate()) - before}
 
 
 def test_one_rank_that_fails_waits_for_the_save_of_all(tmp_path: Path) -> None:
