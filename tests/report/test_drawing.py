@@ -91,3 +91,8 @@ def test_numbers_far_apart_have_colours_by_powers_of_ten(highest: float, is_log:
     """And the page's script is told so."""
     page = str(drawn([{"step": step, "updates": {"blocks.0": value}} for step, value in ((1, 1.0), (2, highest))]))
     assert ('data-log="1"' in page, " log<" in page) == (is_log, is_log)
+
+
+def test_a_whole_number_that_no_float_can_hold_is_a_gap() -> None:
+    (heat,) = heats([{"step": step, "updates": {"a": value}} for step, value in ((1, 1), (2, 10**400), (3, 3.0))])
+    assert heat.table[0, 0] == 1.0 and math.isnan(heat.table[0, 1]) and heat.table[0, 2] == 3.0

@@ -1,7 +1,15 @@
-"""Numbers near a number, and lists of them in words: what messages propose."""
+"""Numbers near a number, and lists of them in words: what messages propose; and what of a file is a number."""
 
 import math
+import sys
 from collections.abc import Iterable
+
+
+def is_number(value: object) -> bool:
+    """Whether a value from a file is a number, and one that a float can hold: a JSON may have NaN, and whole numbers of
+    any length.
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def divisors(number: int) -> list[int]:

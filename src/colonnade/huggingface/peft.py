@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from colonnade.architecture.huggingface.keys import is_number, lines_of, shown
+from colonnade.architecture.huggingface.keys import lines_of, shown
 from colonnade.architecture.huggingface.statement import Source
 from colonnade.checkpoint.plan import names_in_words
 from colonnade.checkpoint.schema import clip
+from colonnade.config.numbers import is_number
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.huggingface.files import CODES, Stored, read_json, tensors_of_file
 from colonnade.huggingface.folder import HUB_ID, MOST_LINES, Published, Readable, is_published, open_published

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from colonnade.config.numbers import is_number
 from colonnade.drawing.html import Html, joined, tag, void
 from colonnade.drawing.scale import LOG_FROM, short
 from colonnade.drawing.thin import Floats
@@ -88,7 +89,8 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Also one that is not finite, which is a gap."""
+    return isinstance(value, float) or is_number(value)
 
 
 def _table(

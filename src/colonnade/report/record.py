@@ -5,7 +5,6 @@ A run may be under way while this reads, killed in the middle of a line, or olde
 
 import json
 import math
-import sys
 import time
 import tomllib
 from array import array
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from colonnade.config.numbers import counted
+from colonnade.config.numbers import counted, is_number
 from colonnade.drawing.thin import Floats
 from colonnade.errors import ConfigError, hidden
 from colonnade.report.growing import Growing
@@ -222,4 +221,4 @@ def _toml(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
+    return float(value) if isinstance(value, bool) or is_number(value) else None

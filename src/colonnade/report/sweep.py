@@ -8,7 +8,6 @@ import io
 import json
 import math
 import statistics
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from colonnade.config.describe import as_toml
-from colonnade.config.numbers import counted
+from colonnade.config.numbers import counted, is_number
 from colonnade.drawing.document import notes
 from colonnade.drawing.html import Html, joined, table, tag
 from colonnade.drawing.scale import length_of_time, scale_of, short
@@ -85,15 +84,15 @@ class SweepRecord:
         """The settings, the best first."""
         found: dict[str, list[dict[str, Any]]] = {}
         for point in self.points:
-            if point["state"] in COUNTED and _is_number(point.get(self.score)):
+            if point["state"] in COUNTED and is_number(point.get(self.score)):
                 found.setdefault(json.dumps(_values(point), sort_keys=True), []).append(point)
         groups = [
             Group(
                 _values(points[0]),
                 {
-                    name: Spread([float(each[name]) for each in points if _is_number(each.get(name))])
+                    name: Spread([float(each[name]) for each in points if is_number(each.get(name))])
                     for name in self.score_names
-                    if any(_is_number(each.get(name)) for each in points)
+                    if any(is_number(each.get(name)) for each in points)
                 },
                 [each["point"] for each in points],
             )
@@ -281,9 +280,9 @@ def _points(sweep: SweepRecord) -> Html:
 def _rows(sweep: SweepRecord) -> Iterator[list[object]]:
     for point in sweep.points:
         state = tag("span", str(point["state"]), class_="bad" if point["state"] in (DIVERGED, FAILED) else "")
-        scores = (f"{point[name]:.4f}" if _is_number(point.get(name)) else "" for name in sweep.score_names)
+        scores = (f"{point[name]:.4f}" if is_number(point.get(name)) else "" for name in sweep.score_names)
         step = f"{point['step']:,}" if isinstance(point.get("step"), int) else ""
-        seconds = length_of_time(float(point["seconds"])) if _is_number(point.get("seconds")) else ""
+        seconds = length_of_time(float(point["seconds"])) if is_number(point.get("seconds")) else ""
         yield [point["point"], state, step, *scores, seconds, str(point.get("reason") or "")]
 
 
@@ -293,7 +292,3 @@ def _model(each: Published) -> str:
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -4,9 +4,10 @@ So no key that changes what a model computes is passed over, also none that did 
 """
 
 import json
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
+
+from colonnade.config.numbers import is_number
 
 _REQUIRED = object()
 SHOWN = 80  # characters of a value in a message
@@ -166,11 +167,6 @@ class Keys:
         ]
         if self._problems or others:
             raise Refused([*self._problems, *others])
-
-
-def is_number(value: object) -> bool:
-    """Whether a value is a number, and one that a float can hold."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def shown(value: object) -> str:
