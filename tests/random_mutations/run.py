@@ -1,0 +1,148 @@
+"""A plugin of a session that has collected the default suite: in place of running it, it forks for each change."""
+
+import gc
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from tests.random_mutations.changes import Change
+from tests.random_mutations.lines import Lines
+from tests.random_mutations.loaded import replace
+
+NOTICED, ENDLESS, UNNOTICED, UNREACHED, IMPOSSIBLE = "noticed", "endless", "unnoticed", "unreached", "impossible"
+_PROCESSES = 3  # on two cores: tests wait for their ranks
+_FORK = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`outcome`: a test failed (NOTICED), or they did not end; all passed (UNNOTICED), or none executes the line
+    (UNREACHED); the change could not be put in place of what is loaded (IMPOSSIBLE).
+    """
+
+    change: Change
+    outcome: str
+    tests: int
+    """That were asked."""
+    by: str = ""
+    """The first that failed."""
+
+
+class Session:
+    """Appends a line to `file` for each verdict. `seconds`: of tests that are asked about a change."""
+
+    def __init__(self, changes: Sequence[Change], lines: Lines, seconds: float, file: Path) -> None:
+        self._changes, self._lines, self._seconds, self._file = changes, lines, seconds, file
+        self._failed: list[str] = []
+        self._items: dict[str, list[pytest.Item]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.append(report.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for item in session.items:
+            self._items.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        gc.collect()
+        gc.freeze()
+        running: list[_Asked] = []
+        for change in self._changes:
+            tests = self._tests(change)
+            if not tests:
+                self._write(Verdict(change, UNREACHED, 0))
+                continue
+            while len(running) == _PROCESSES:
+                running = self._still(running)
+            limit = 4 * sum(map(self._time, tests)) + 25
+            running.append(_Asked(change, len(tests), limit, partial(self._first_failure, change, tests)))
+        while running:
+            running = self._still(running)
+        return True
+
+    def _tests(self, change: Change) -> list[pytest.Item]:
+        """Those of the module's own test file first, then the shortest, as many as there is time for."""
+        names = self._lines.tests(change.file, change.line)
+        items = [item for name in names for item in self._items.get(name, ())]
+        own = f"/test_{Path(change.file).stem.strip('_')}.py::"
+        chosen, left = [], self._seconds
+        for item in sorted(items, key=lambda item: (own not in item.nodeid, self._time(item), item.nodeid)):
+            if self._time(item) <= left or not chosen:
+                chosen.append(item)
+                left -= self._time(item)
+        return chosen
+
+    def _time(self, item: pytest.Item) -> float:
+        return self._lines.seconds.get(item.nodeid, 0.0)
+
+    def _first_failure(self, change: Change, tests: list[pytest.Item]) -> tuple[str, str]:
+        if not replace(change):
+            return IMPOSSIBLE, ""
+        for item, following in zip(tests, [*tests[1:], None], strict=True):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self._failed:
+                return NOTICED, self._failed[0]
+        return UNNOTICED, ""
+
+    def _still(self, running: list["_Asked"]) -> list["_Asked"]:
+        time.sleep(0.02)
+        verdicts = [each.verdict() for each in running]
+        for verdict in filter(None, verdicts):
+            self._write(verdict)
+        return [each for each, verdict in zip(running, verdicts, strict=True) if verdict is None]
+
+    def _write(self, verdict: Verdict) -> None:
+        with self._file.open("a") as file:
+            file.write(json.dumps(asdict(verdict)) + "\n")
+
+
+class _Asked:
+    """A process in which a function is changed and its tests run, in a process group and a folder of its own."""
+
+    def __init__(self, change: Change, tests: int, limit: float, ask: Callable[[], tuple[str, str]]) -> None:
+        self._change, self._tests = change, tests
+        self._end = time.monotonic() + limit
+        self._folder = tempfile.mkdtemp()
+        self._answer, theirs = _FORK.Pipe(duplex=False)
+        self._process = _FORK.Process(target=_answered, args=(ask, theirs, self._folder))
+        self._process.start()
+        theirs.close()
+
+    def verdict(self) -> Verdict | None:
+        """None while tests run."""
+        answered = self._answer.poll()
+        if not answered and time.monotonic() < self._end:
+            return None
+        outcome, by = _received(self._answer) if answered else (ENDLESS, "")
+        assert self._process.pid is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # ranks that its tests have left too
+        self._process.join()
+        self._answer.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return Verdict(self._change, outcome, self._tests, by)
+
+
+def _answered(ask: Callable[[], tuple[str, str]], answer: Connection, folder: str) -> None:
+    os.setpgid(0, 0)
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = folder  # tmp_path is below it
+    answer.send(ask())
+
+
+def _received(answer: Connection) -> tuple[str, str]:
+    try:
+        return answer.recv()
+    except EOFError:
+        return NOTICED, "the process died"

@@ -1,0 +1,80 @@
+"""What draws changes of the source at random makes those that it says, and tests notice them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from colonnade.drawing.scale import percent
+from tests.distributed import run_on_ranks
+from tests.random_mutations.changes import Change, drawn
+from tests.random_mutations.loaded import SOURCE, replace
+
+ROOT = Path(__file__).parents[1]
+MODULE = '''"""A docstring, – with a sign of three bytes."""
+
+HELD = 1
+
+
+class Sum:
+    def of(self, xs: list[int], *, step: int = 1) -> int:
+        """A docstring."""
+        if not xs or step < 1:
+            raise ValueError(f"{step + 1}")
+        self.last = xs[1:]
+        return sum(xs, start=0) if len(xs) > 1 else max(xs[0], step)
+'''
+PLACES = {
+    "int = 1": ["int = 2"],
+    "not xs or step < 1": ["True", "False", "(not (not xs or step < 1))", "((not xs) and (step < 1))"],
+    "or step < 1": ["or (step <= 1)", "or step < 2"],
+    "if not xs or step < 1": ["if ((step < 1))", "if ((not xs))", "if (xs) or step < 1"],
+    "self.last = xs[1:]": ["pass", "self.last = xs[:]", "self.last = xs[2:]"],
+    "sum(xs, start=0) if len(xs) > 1 else max(xs[0], step)": ["(sum(xs, start=0))", "(max(xs[0], step))"],
+    "sum(xs, start=0) if": ["sum(xs) if", "sum(xs, start=1) if"],
+    "len(xs) > 1": ["(len(xs) >= 1)", "len(xs) > 2"],
+    "max(xs[0], step)": ["min(xs[0], step)", "max(step, xs[0])", "max(xs[1], step)"],
+}
+
+
+def test_every_simple_change_of_a_function_is_drawn_sometimes_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "sum.py").write_text(MODULE)
+    (draws,) = zip(*(drawn(tmp_path / "sum.py", tmp_path, Random(seed)) for seed in range(1000)), strict=True)
+    expected = {MODULE.replace(old, new) for old, each in PLACES.items() for new in each}
+    assert {change.applied(MODULE.encode()).decode() for change in draws} == expected
+    assert {(change.file, change.function) for change in draws} == {("sum.py", "Sum.of")}
+
+
+def test_a_change_is_shown_as_the_lines_before_and_after() -> None:
+    begin = MODULE.encode().index(b"xs[1:]")
+    change = Change("sum.py", "Sum.of", 11, begin, begin + 6, "xs[:]")
+    shown = change.shown(MODULE.encode())
+    assert shown == "sum.py:11 Sum.of\n-         self.last = xs[1:]\n+         self.last = xs[:]"
+
+
+def test_a_changed_function_is_called_by_all_that_had_imported_it_and_in_ranks() -> None:
+    source = (SOURCE / "drawing/scale.py").read_bytes()
+    begin = source.index(b"0.995")
+    change = Change("drawing/scale.py", "percent", 0, begin, begin + 5, "9.0")
+
+    def of_one_rank(rank: int, num_ranks: int) -> tuple[str, bool, str]:
+        return percent(1.0), replace(change), percent(1.0)
+
+    before, replaced, after = run_on_ranks(of_one_rank, 1)[0]
+    assert replaced and before != after
+
+
+@pytest.mark.slow
+def test_tests_of_a_module_notice_nearly_all_changes_of_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.random_mutations", "--folder", str(tmp_path / "record")]
+    subprocess.run([*command, "--record", "tests/drawing/test_scale.py"], cwd=ROOT, check=True)
+    options = ["--files", "drawing/scale.py", "--number", "8", "--seed", "3"]
+    printed = subprocess.run([*command, *options], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    verdicts = [json.loads(line) for line in (tmp_path / "record" / "verdicts-3.jsonl").read_text().splitlines()]
+    by = [each["by"] for each in verdicts if each["outcome"] == "noticed"]
+    assert len(verdicts) == 8 and len(by) >= 5, printed
+    assert all(test.startswith("tests/drawing/test_scale.py::") for test in by)
+    assert "of 8 changes:" in printed
