@@ -1,5 +1,6 @@
 """What is asked of a model that stays."""
 
+import json
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ from io import StringIO
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import tokenizers
 
@@ -27,6 +29,42 @@ def test_prompt_and_text_fit_into_the_models_positions(monkeypatch: pytest.Monke
         ConfigError, match=r"7 new tokens behind a prompt of 5 do not fit into the model's 10 positions"
     ):
         answers._text(trained, Writing([1] * 5, tokens=7))
+
+
+def test_a_text_ends_before_the_first_of_its_ends_and_nothing_more_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that comes first in the text, whatever their order."""
+
+    def growing(*_: Any) -> Iterator[str]:
+        yield from ("one", "one two", "one two. Q: three\n")
+        raise AssertionError("it goes on")
+
+    trained: Any = SimpleNamespace(left_to_right=SimpleNamespace(longest=None))
+    monkeypatch.setattr(answers, "_growing", growing)
+    for ends in (["\n", ". ", "Q:"], ["Q:", ". "], ["", ". "]):
+        assert answers._text(trained, Writing([1], tokens=6, until=ends)) == "one two"
+    assert answers.cut_at_first("ab", []) == answers.cut_at_first("ab", ["c", ""]) == "ab"
+    assert answers.cut_at_first("ab", ["b", "a"]) == ""
+
+
+def test_a_request_is_scored_or_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As plain data, both ways."""
+    asked = list[Any]()
+
+    def scored(model: str, continuations: Any, **how: Any) -> Any:
+        asked.append((model, [(each.context, each.target) for each in continuations], how))
+        return SimpleNamespace(losses=np.array([0.5, 2.0]), greedy=np.array([True, False]))
+
+    monkeypatch.setattr(answers, "score", scored)
+    monkeypatch.setattr(answers, "_texts", lambda trained, mesh, wanted: wanted)
+    trained: Any = SimpleNamespace(left_to_right="model", hidden="stages")
+    mesh: Any = "ranks"
+    found = answers.answer(trained, mesh, {"score": [[[1], [2, 3]], [[], [4]]], "batch_size": 7})
+    assert json.loads(json.dumps(found)) == [[0.5, True], [2.0, False]]
+    assert asked == [
+        ("model", [([1], [2, 3]), ([], [4])], {"mesh": "ranks", "hidden": "stages", "batch_size": 7}),
+    ]
+    wanted = [Writing([1], tokens=3, until=["\n"], temperature=0.5, top_k=2, top_p=0.9, seed=4), Writing([], tokens=1)]
+    assert answers.answer(trained, mesh, {"write": [each.as_json() for each in wanted]}) == wanted
 
 
 def test_what_ends_a_text_is_what_the_checkpoint_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +120,62 @@ def test_what_ranks_say_beside_their_answers_is_shown(capsys: pytest.CaptureFixt
     with pytest.raises(RanksEnded, match="have ended with status 3"):
         remote._answer()
     assert capsys.readouterr() == ("", "out of memory\n")
+
+
+class Pipe(StringIO):
+    """Of a process that reads, or has ended."""
+
+    def __init__(self, broken: bool = False) -> None:
+        super().__init__()
+        self.broken, self.sent = broken, list[str]()
+
+    def flush(self) -> None:
+        if self.broken:
+            raise BrokenPipeError
+        self.sent.append(self.getvalue())
+
+
+def test_ranks_are_asked_in_lines_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once they have said that the model is there; each request is sent at once."""
+    started, pipe = list[list[str]](), Pipe()
+    out = StringIO("opening\ncolonnade answer []\ncolonnade answer [1]\n")
+
+    def start(command: list[str], **_: Any) -> Any:
+        started.append(command)
+        return SimpleNamespace(stdin=pipe, stdout=out, wait=lambda: 0)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    remote = RemoteModel(["run", "--tp", "2"])
+    assert started == [[sys.executable, "-m", "colonnade", "rank-of-answers", "run", "--tp", "2"]]
+    assert remote.ask({"score": ["é\n"]}) == [1]
+    assert [json.loads(line) for line in pipe.sent[-1].splitlines()] == [{"score": ["é\n"]}]
+    assert pipe.sent[-1].endswith("\n") and pipe.sent[-1].count("\n") == 1
+    remote.close()
+    assert pipe.closed and out.closed
+
+
+def test_ranks_that_are_asked_when_they_have_ended_say_so() -> None:
+    remote = RemoteModel.__new__(RemoteModel)
+    process: Any = SimpleNamespace(stdin=Pipe(broken=True), stdout=StringIO("no memory\n"), wait=lambda: 2)
+    remote._process = process
+    with pytest.raises(RanksEnded, match="have ended with status 2"):
+        remote.ask({})
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_all_ranks_answer_and_the_first_tells(is_first: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the others hear is what it shares."""
+    heard = iter(["idle", "[1]", "idle", "[2]", "end", "[3]"])
+    answered = list[Any]()
+    ranks.serve(
+        lambda request: answered.append(request) or [request],
+        lambda text: text if is_first else next(heard),
+        asked=cast(Any, iter(["[1]", "[2]"])),
+        is_first=is_first,
+    )
+    assert answered == [[1], [2]]
+    told = ["colonnade answer []", "colonnade answer [[1]]", "colonnade answer [[2]]"]
+    assert capsys.readouterr().out.splitlines() == (told if is_first else [])
 
 
 def test_ranks_answer_however_long_nobody_has_asked(monkeypatch: pytest.MonkeyPatch) -> None:

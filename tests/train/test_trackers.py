@@ -80,6 +80,26 @@ def test_a_full_queue_is_written_to_its_end_by_a_tracker_that_is_slow() -> None:
     assert said == [] and feed.dropped == 0
 
 
+def test_what_a_tracker_has_not_got_is_counted_though_it_ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker, said, join = Recorded(), list[str](), threading.Thread.join
+    tracker.goes_on.clear()
+    feed = Feed(tracker, said.append, longest=2)
+    feed.begin(1)
+    feed.numbers(1, {})
+    assert tracker.is_called.wait(20)
+    for step in (2, 3):
+        feed.numbers(step, {})
+
+    def late(thread: threading.Thread, patience: float) -> None:
+        tracker.goes_on.set()
+        join(thread, 20)
+
+    monkeypatch.setattr(threading.Thread, "join", late)
+    feed.close(0.05)
+    assert tracker.calls == [("open", 1), ("numbers", 1, {}), ("close",)]
+    assert said[0].startswith("Recorded has not got 2 entries")
+
+
 def test_a_long_error_is_told_by_its_beginning() -> None:
     def long(first: int) -> None:
         raise OSError("x" * 10_000)

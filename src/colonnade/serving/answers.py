@@ -72,7 +72,7 @@ def _text(trained: Trained, wanted: Writing) -> str:
         )
     text = ""
     for text in _growing(trained, wanted):
-        if any(end in text for end in wanted.until):
+        if any(end and end in text for end in wanted.until):  # an empty one ends nothing
             break
     return cut_at_first(text, wanted.until)
 

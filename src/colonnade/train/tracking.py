@@ -86,7 +86,7 @@ class Feed:
             self._stop.set()
         thread.join(max(0.0, end - time.monotonic()))
         self._stop.set()
-        left = self._queue.qsize() if thread.is_alive() else 0
+        left = self._queue.qsize()
         if self.dropped or left or thread.is_alive():
             self._say(
                 f"{self._tracker.name} has not got {self.dropped + left:,} entries, or not said that it has the last. "
@@ -106,7 +106,7 @@ class Feed:
         if before is not None:
             before.join()
         self._try_after = 0.0
-        while (entry := entries.get()) is not None and not stop.is_set():
+        while not stop.is_set() and (entry := entries.get()) is not None:
             self._try(entry, first)
         if self._is_open:
             self._guarded(self._tracker.close)
