@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pty
 import sys
 from pathlib import Path
 
@@ -44,11 +45,14 @@ def test_links_rights_and_devices_are_as_they_were(tmp_path: Path) -> None:
     script.chmod(0o755)
     link.symlink_to(script)
     os.mkfifo(pipe)
-    for output in (link, Path("/dev/null"), pipe):
+    screen, terminal = pty.openpty()  # a device that nothing can take the place of, as it could of /dev/null's
+    device = Path(os.ttyname(terminal))
+    for output in (link, device, pipe):
         check_output(output)
     write_output(link, b"new")
     assert link.is_symlink() and script.read_text() == "new" and script.stat().st_mode & 0o777 == 0o755
-    write_output(Path("/dev/null"), b"new")
+    write_output(device, b"new")
+    assert os.read(screen, 9) == b"new" and device.is_char_device()
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     write_output(pipe, b"new")
     assert os.read(reader, 9) == b"new" and sorted(each.name for each in tmp_path.iterdir()) == [
@@ -56,7 +60,8 @@ def test_links_rights_and_devices_are_as_they_were(tmp_path: Path) -> None:
         "link.sh",
         "pipe",
     ]
-    os.close(reader)
+    for each in (reader, screen, terminal):
+        os.close(each)
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:
@@ -71,6 +76,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
 
     assert said(tmp_path / "a.csv") == "what is written is .tsv or .json. Use a name that ends so."
     assert said(folder) == f"{folder} is a folder. Name a file."
+    assert said(tmp_path) == f"{tmp_path} is a folder. Name a file.", "whatever its name ends with"
     assert said(link) == f"{link} is among what this command is given, and would be replaced. Name another."
     assert said(file / "x" / "y.tsv") == f"{file} is no folder. Name another."
     assert said(tmp_path / "x" / "y.tsv", makes_folder=False).startswith(f"there is no folder {tmp_path / 'x'}. Make")

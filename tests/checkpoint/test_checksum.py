@@ -88,5 +88,20 @@ def test_its_definition() -> None:
     assert all(number % 2 for number in ours + upper)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_a_range_that_begins_within_a_word_has_the_sum_of_its_numbers(dtype: torch.dtype, offset: int) -> None:
+    """As weights of 16 bits lie in a buffer; the bits around it play no part, and the last one does."""
+    bits = torch.arange(64 * dtype.itemsize, dtype=torch.uint8)
+    part = bits.view(dtype)[offset:-3]
+    sum_of_it = of(part.clone())
+    assert of(part) == sum_of_it
+    bits[: offset * dtype.itemsize] = 99
+    bits[-3 * dtype.itemsize :] = 99
+    assert of(part) == sum_of_it
+    bits[-3 * dtype.itemsize - 1] ^= 64
+    assert of(part) == of(part.clone()) != sum_of_it
+
+
 def test_nothing_has_a_sum_too() -> None:
     assert of(torch.zeros(0)) == 0

@@ -1,5 +1,6 @@
 """Which checkpoints of a run's folder stay."""
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -30,6 +31,20 @@ def test_the_newest_so_many_stay(tmp_path: Path, keep: int, before: int) -> None
     tidy(tmp_path, keep, none)
     assert list(checkpoints_in(tmp_path)) == [*steps, 99][-keep:]
     assert all(path.name.startswith("step_") for path in tmp_path.iterdir())
+
+
+def test_that_a_checkpoint_is_damaged_outlasts_a_loss_of_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would come back under the name of a sound one."""
+    make(tmp_path, 10)
+    fsync, synced = os.fsync, list[tuple[int, list[str]]]()
+
+    def note(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.append((os.fstat(descriptor).st_ino, [path.name for path in tmp_path.iterdir()]))
+
+    monkeypatch.setattr(os, "fsync", note)
+    aside = set_aside_damaged(tmp_path / "step_00000010")
+    assert synced == [(tmp_path.stat().st_ino, [aside.name])]
 
 
 def test_what_was_damaged_before_makes_room_for_what_is_damaged_now(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import pytest
 import torch
@@ -241,6 +241,27 @@ def test_ranks_share_the_writing_evenly(tp: int, dp: int, pp: int, hidden: int, 
     assert sum(load) == sum(sizes.values())
     if pp == 1 or pp == 2:
         assert max(load) < 1.1 * sum(load) / len(load)
+
+
+@pytest.mark.parametrize("shape", [(1_000_000, 2), (2, 1_000_000), (1_000_000, 1, 3), (7, 50_000)])
+def test_a_narrow_table_is_cut_along_its_length(shape: tuple[int, ...]) -> None:
+    """A part for each rank that holds it and none for others, and all of it, wherever it begins."""
+    box = Box(tuple(range(5, 5 + len(shape))), shape)
+    sizes, holders = {("table", box): 4 * box.volume}, {("table", box): [1, 2, 4, 5]}
+    shared = share_boxes(sizes, holders, 6)
+    assert sorted(rank for _, _, rank in shared) == [1, 2, 4, 5] and {name for name, _, _ in shared} == {"table"}
+    assert tile(shape, [relative(part, box) for _, part, _ in shared])
+    assert max(loads(sizes, holders, 6)) < 1.1 * box.volume * 4 / 4
+
+
+def test_what_is_short_is_written_whole() -> None:
+    """By ranks in turn: a norm in pieces would take more bytes for their beginnings than for its numbers."""
+    keys = [(f"norm.{number}", Box((0,), (1000,))) for number in range(40)]
+    shared = share_boxes(dict.fromkeys(keys, 4000), dict.fromkeys(keys, range(4)), 4)
+    assert [(name, box) for name, box, _ in shared] == keys
+    assert sorted(Counter(rank for _, _, rank in shared).values()) == [10] * 4
+    number = ("scale", Box((), ()))
+    assert share_boxes({number: 1 << 20}, {number: [0, 1]}, 2) == [(*number, 0)], "nothing of no dims is cut"
 
 
 def test_what_few_ranks_hold_is_given_first() -> None:

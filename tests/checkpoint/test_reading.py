@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from colonnade.checkpoint import manifest
+from colonnade.checkpoint.confined import read_plain
 from colonnade.checkpoint.load import MOST_LINES, check_model, files_needed, load, load_found
 from colonnade.checkpoint.manifest import Manifest, SavedTensor, StoredShard, hash_file, verify
 from colonnade.checkpoint.plan import Box, Shard
@@ -76,6 +77,14 @@ def test_every_block_of_a_file_is_in_its_hash(tmp_path: Path, monkeypatch: pytes
     content = bytes(range(250))[:length]
     (tmp_path / "file").write_bytes(content)
     assert hash_file(tmp_path / "file") == sha256(content).hexdigest()
+
+
+def test_a_file_may_be_as_long_as_is_allowed_and_no_longer(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "empty").touch()
+    assert read_plain(tmp_path / "file", 5) == b"12345" and read_plain(tmp_path / "empty", 0) == b""
+    with pytest.raises(CheckpointError, match=r"file has 5 bytes, and no checkpoint of Colonnade has one of more than"):
+        read_plain(tmp_path / "file", 4)
 
 
 def test_whoever_verifies_a_checkpoint_is_told_each_file_and_which_is_missing(tmp_path: Path) -> None:

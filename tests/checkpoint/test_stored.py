@@ -8,7 +8,7 @@ import pytest
 
 from colonnade import storage
 from colonnade.checkpoint.names import MANIFEST
-from colonnade.checkpoint.stored import Stored, digest
+from colonnade.checkpoint.stored import RECORD, Stored, digest
 from colonnade.errors import ConfigError
 from colonnade.storage import below, not_here, reason
 from tests.commands import here
@@ -113,6 +113,31 @@ def test_the_manifest_comes_last_and_goes_first(tmp_path: Path, calls: list[str]
     stored.remove(4)
     assert [call for call in calls if call.startswith("rm")][:2] == [f"rm {MANIFEST}", "rm z.distcp"]
     assert stored.steps() == {}
+
+
+def test_steps_are_told_in_their_order_whatever_the_storages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that lists names as texts, or as they come."""
+    stored, listed = Stored("faulty://bucket/run"), FaultyStorage.ls
+    for step in (4, 100_000_000, 12):
+        put(stored, step, tmp_path / str(step))
+    for turned in (False, True):
+        monkeypatch.setattr(
+            FaultyStorage,
+            "ls",
+            lambda self, path, turned=turned, **more: sorted(listed(self, path, **more), key=str, reverse=turned),
+        )
+        assert list(stored.steps()) == [4, 12, 100_000_000]
+
+
+def test_a_record_that_is_written_again_is_never_half_of_one(tmp_path: Path, calls: list[str]) -> None:
+    stored, record = Stored("faulty://bucket/run"), tmp_path / "packed"
+    put(stored, 4, tmp_path / "one")
+    for content in (b"first", b"second"):
+        record.write_bytes(content)
+        calls.clear()
+        stored.put_record(4, record)
+        assert [call for call in calls if call.startswith(("put", "pipe"))] == [f"put .{RECORD}.partial"]
+        assert stored.read(4, RECORD) == content and stored.steps() == {4: True}
 
 
 def test_connections_that_fail_are_tried_again(tmp_path: Path) -> None:

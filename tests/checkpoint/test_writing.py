@@ -90,6 +90,20 @@ def test_a_process_that_writes_no_checksums_still_does_not(tmp_path: Path) -> No
     assert not torch.serialization.get_crc32_options()
 
 
+def test_no_checksums_are_computed_beside_the_hashes(tmp_path: Path) -> None:
+    """A zip's CRC of every number would take as long as the writing."""
+    agreement, computes = agree(shards()), list[bool]()
+    with alone_is_fine():
+        write(
+            Target(tmp_path, 1),
+            Payload(1, {}),
+            agreement,
+            agreement.tensors(shards()),
+            first=lambda: computes.append(torch.serialization.get_crc32_options()),
+        )
+    assert computes == [False] and torch.serialization.get_crc32_options()
+
+
 def test_a_machines_part_keeps_its_temporary_name_and_needs_no_room_for_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,19 @@ BLENDED = SMALL.replace('train = "corpus"', 'blend = {"tokens/web" = 0.7, "token
             "global_batch_size of 24 or 48.",
         ),
         (
+            (
+                "model.num_layers=6",
+                "parallel.pp=3",
+                "parallel.virtual_stages=2",
+                "parallel.schedule=interleaved",
+                "train.global_batch_size=32",
+            ),
+            "a step has 8 micro-batches (train.global_batch_size ÷ train.micro_batch_size ÷ parallel.dp = 32 ÷ 4 ÷ 1), "
+            "which parallel.pp = 3 does not divide: the interleaved schedule hands them round in groups of pp. Use pp "
+            '= 2, 4 or 8, or schedule = "1f1b" with virtual_stages = 1; or, in a new run, a global_batch_size of 24 or '
+            "36.",
+        ),
+        (
             ("parallel.tp=2", "parallel.sequence_parallel=true", "model.seq_length=63"),
             "parallel.sequence_parallel cuts the sequence in parallel.tp = 2 equal parts, and model.seq_length = 63 is "
             "not divisible by it. Use a seq_length of 62 or 64, or sequence_parallel = false.",
@@ -268,6 +281,7 @@ def test_a_check_is_left_out_where_its_keys_already_have_a_problem(problems: Pro
     assert len(problems("parallel.tp=3", "model.num_heads=four")) == 2  # the text, and tp against the ffn
     assert len(problems("parallel.tp=three")) == 1
     assert len(problems("model.hidden_sise=100", "model.num_heads=10")) == 1
+    assert len(problems("model.preset=gpt2-125m", "parallel.tp=3")) == 1, "whatever it was meant to be is not known"
 
 
 def test_checks_name_keys_that_exist() -> None:

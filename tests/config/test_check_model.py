@@ -158,6 +158,17 @@ ASKED = "data.questions=dev.json"
             (ASKED, "train.evaluate_every=0"),
             'data.questions = "dev.json" has no effect with train.evaluate_every = 0',
         ),
+        ("", ("preferences.beta=0.5",), '[preferences] has no effect with model.head = "pretraining". Leave it out.'),
+        (
+            TUNED,
+            (*LEARNS, "preferences.loss=ipo", "preferences.label_smoothing=0.1"),
+            'preferences.label_smoothing = 0.1 has no effect with preferences.loss = "ipo". Leave it out.',
+        ),
+        (
+            'kind = "bert"\nhead = "classification"\nnum_labels = 3',
+            ("data.masking.share=0.2",),
+            '[data.masking] has no effect with model.head = "classification", whose samples are examples as they are.',
+        ),
     ],
 )
 def test_what_does_not_go_with_a_head(model: str, overrides: tuple[str, ...], message: str) -> None:

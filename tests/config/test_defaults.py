@@ -52,10 +52,14 @@ def test_a_run_keeps_what_was_a_default_when_it_began(run: Path) -> None:
         "train.precision": "fp32",
     }
     assert "model.dropout" not in kept_from_run({"model": {"dropout": 0.0}}, run)
+    assert "train.precision" not in kept_from_run({"train": {"precision": "bf16"}}, run), "it was asked for"
     assert kept_from_run({}, run / "nowhere") == {}
     content = {"model": {"num_layers": 2}}
     put(content, kept)
     assert content["model"] == {"num_layers": 2, "dropout": 0.1} and content["optim"] == {"beta2": 0.999}
+    wrong: dict[str, Any] = {"optim": 3}
+    put(wrong, kept)
+    assert wrong["optim"] == 3, "others say what is wrong with it"
 
 
 def test_a_run_of_the_first_version_keeps_all_that_it_began_with(tmp_path: Path) -> None:
@@ -101,3 +105,4 @@ def test_floor_and_warm_up_follow_from_the_rest() -> None:
     assert OptimConfig(learning_rate=2e-3, min_learning_rate=0.0).floor == 0.0
     assert [OptimConfig(learning_rate=1.0, decay_steps=end).warmup for end in (None, 40, 4000)] == [100, 40, 100]
     assert OptimConfig(learning_rate=1.0, warmup_steps=0).warmup == 0
+    assert OptimConfig(learning_rate=1.0, warmup_tokens=5000).warmup == 0, "it is one of tokens"

@@ -38,6 +38,7 @@ def layout(found: Config) -> tuple[int, int, int]:
         ("tp=4", 3, (1, 3, 1)),
         ("tp=4", 2, (2, 1, 1)),
         ("pp=4", 2, (1, 2, 1)),
+        ("tp=4\nzero=3", 2, (2, 1, 1)),  # as near to what it was as it can be
     ],
 )
 def test_what_is_chosen(parallel: str, ranks: int, expected: tuple[int, int, int]) -> None:
@@ -91,6 +92,8 @@ def test_what_goes_on_a_command_line() -> None:
     assert fitting(whole, 4).overrides(whole) == []
     cut = config("pp=3\ncuts=[1,1,4]")
     assert fitting(cut, 2).overrides(cut) == ["parallel.pp=2", "parallel.cuts=[]"], "the cuts are those of 3 stages"
+    copied = config("pp=3\ndp=2\ncuts=[1,1,4]")
+    assert fitting(copied, 3).overrides(copied) == ["parallel.dp=1"], "which they stay"
 
 
 ROUNDS = 'schedule="interleaved"\nvirtual_stages=2'
@@ -111,6 +114,22 @@ def test_where_rounds_cannot_be_filled(parallel: str, batch: int, ranks: int, ov
     assert found.overrides(whole) == overrides and check(found.config) == []
     size = found.config.train.micro_batch_size
     assert found.reason.endswith(f"; global batch {batch} as before, micro-batches of {size}")
+
+
+def test_stages_of_one_chunk_are_not_cut_where_those_of_several_were() -> None:
+    """Three micro-batches fill no round of two stages."""
+    began = config(f"pp=2\ndp=6\ncuts=[1,2,2,1]\n{ROUNDS}", "global_batch_size = 24")
+    train = began.train.model_copy(update={"global_batch_size": 12, "micro_batch_size": 1})
+    whole = began.model_copy(update={"train": train})
+    assert check(whole) == []
+    assert fitting(whole, 8).overrides(whole) == ["parallel.dp=4", *PLAIN, "parallel.cuts=[]"]
+
+
+def test_of_layouts_that_are_as_fast_the_one_with_larger_micro_batches_is_taken() -> None:
+    """Two copies would compute a sample each."""
+    whole = config("tp=4\nzero=3", "global_batch_size = 2")
+    found = fitting(whole, 2).config
+    assert layout(found) == (2, 1, 1) and found.train.micro_batch_size == 2
 
 
 def test_micro_batches_shrink_where_they_must() -> None:

@@ -204,6 +204,23 @@ def test_one_problem_in_words(problems: Problems, override: str, message: str) -
     assert problems(override) == [message]
 
 
+@pytest.mark.parametrize("override", ["model.num_layers=2", "model.rotary.base=2.0"])
+def test_an_override_of_a_section_that_was_given_a_value_is_told_by_the_section(small: Path, override: str) -> None:
+    small.write_text("model = 3\n" + small.read_text().partition("\n\n")[2])
+    with pytest.raises(ConfigError) as caught:
+        load(small, [override])
+    (line,) = str(caught.value).splitlines()[1:]
+    assert line == "  - model = 3 gives a value to a section. Write [model] and its keys under it."
+
+
+def test_credentials_are_stored_only_where_it_is_asked_for(loaded: Loaded) -> None:
+    """By whoever removes the file again: in their place a run would find nothing."""
+    config = loaded("data.train=s3://someone:secret@bucket/books", "checkpoint.upload_to=s3://me:word@bucket/run")
+    shown, whole = to_toml(config), to_toml(config, credentials=True)
+    assert "secret" not in shown and "word" not in shown and "bucket/books" in shown
+    assert loads(whole) == config
+
+
 def test_what_is_wrong_twice_is_told_once(problems: Problems) -> None:
     assert len(problems("train.stops=4", "steps=4", "train.stops=5", "steps=4")) == 2
 

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from colonnade.config.describe import all_keys, expectation, keys_of, sections
 from colonnade.config.model import ModelConfig
 from colonnade.config.nature import MAY_CHANGE, NOT_THE_MODEL, Of, Since
+from colonnade.config.parts import LoraConfig
 from colonnade.config.presets import PRESETS
 from colonnade.config.schema import Config, DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from colonnade.config.split import parse_split
@@ -148,6 +149,8 @@ def test_derived_values() -> None:
     assert intervals == [500, 0, 7], "0: never"
     assert OptimConfig(learning_rate=1.0).decay_end(70) == 70
     assert OptimConfig(learning_rate=1.0, decay_steps=50).decay_end(70) == 50
+    adapters = (LoraConfig(rank=4), LoraConfig(rank=4, alpha=2.0), LoraConfig(alpha=2.0))
+    assert [each.scale for each in adapters] == [2.0, 0.5, 0.0], "twice the rank; and there are none"
 
 
 def test_a_part_with_a_file_of_its_own_takes_no_share() -> None:

@@ -42,6 +42,9 @@ def test_a_text_that_stands_there_often_leaves_room_for_others() -> None:
         ("to to", 3),
         ("to to to", 2),
     ]
+    fewer = [window([2], [2]), window([3], [3], first=1)]
+    found = answers_of(fewer, TEXT, PLACES, Selection(n_best=1), may_be_none=False)
+    assert [(each.text, each.probability) for each in found.best] == [("cd", 1.0)]
 
 
 def test_runs_are_at_most_so_long() -> None:
@@ -80,6 +83,11 @@ def test_no_answer_is_as_likely_as_where_it_is_least() -> None:
     assert [each.probability for each in found.best] == pytest.approx(chances)
     assert (found.best[2].start_logit, found.best[2].end_logit) == (0, 1)
     assert [found.prediction(threshold) for threshold in (-2.9, -3.0, -3.1)] == ["ab", "ab", ""]
+
+
+def test_scores_of_which_no_number_holds_the_exponential_have_chances_too() -> None:
+    found = answers_of([window([900, 901], [900, 900])], TEXT, PLACES, Selection(longest=1), may_be_none=False)
+    assert [each.probability for each in found.best] == pytest.approx([np.e / (1 + np.e), 1 / (1 + np.e)])
 
 
 def test_that_is_where_its_two_scores_together_are_least() -> None:

@@ -1,10 +1,13 @@
 """WikiText's words to natural text and back: rule by rule, on any text, and on the whole test set."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
 from colonnade.evaluation import detokenize as module
 from colonnade.evaluation.detokenize import DETOKENIZERS, detokenize, retokenize
 from colonnade.evaluation.wikitext import count_words, read_wikitext
@@ -31,6 +34,26 @@ def test_words_become_natural_text_and_return() -> None:
         assert (detokenize(f"at {sign} 5 ,"), retokenize(f"at {sign}5,")) == (f"at {sign}5,", f"at {sign} 5 ,")
     for sign in "%°′″":
         assert (detokenize(f"at 5 {sign} ,"), retokenize(f"at 5{sign},")) == (f"at 5{sign},", f"at 5 {sign} ,")
+
+
+@pytest.mark.parametrize("word", ["Mr", "Messrs", "No", "etc", "e.g", "vs", "St", "U.S", "A"])
+@pytest.mark.parametrize("before", ["", "(", "“", "["])
+def test_abbreviations_keep_their_stop_also_behind_a_bracket_or_a_quotation_mark(word: str, before: str) -> None:
+    written = f" {before} " if before else " "
+    for natural, cut in (
+        (f"x {before}{word}. y", f" x{written}{word}. y "),
+        (f"x {before}dog. y", f" x{written}dog . y "),
+    ):
+        assert (detokenize(f"{cut}\n"), retokenize(f"{natural}\n")) == (f"{natural}\n", f"{cut}\n")
+
+
+@pytest.mark.parametrize("before", '"([“‘')
+def test_abbreviations_keep_their_stop_where_a_mark_stands_at_them_already(before: str) -> None:
+    assert " Mr. " in f" {detokenize(f' x {before}Mr. y ; z ')}".replace(before, " ")
+
+
+def test_a_hyphen_that_does_not_break_joins_words() -> None:
+    assert detokenize("a \u2011 b") == "a\u2011b" and retokenize("a\u2011b") == "a \u2011 b"
 
 
 def test_behind_a_quotation_mark_that_is_not_closed_the_line_ends_as_any_other() -> None:
@@ -77,6 +100,30 @@ def test_megatron_s_rules_are_those_of_the_harness() -> None:
 def test_megatron_s_rules_join_the_marks_of_headings_of_all_levels(level: int) -> None:
     spaced, joined = " ".join("=" * level), "=" * level
     assert DETOKENIZERS["megatron"](f" \n {spaced} Title {spaced} \n text") == f"\n{joined} Title {joined}\ntext"
+
+
+@pytest.mark.parametrize(
+    ("written", "natural"),
+    [
+        ("Theirs ' own", "Theirs' own"),
+        ("well @-@ kept , 1 @,@ 204 and 3 @.@ 5", "well-kept, 1,204 and 3.5"),
+        ("a : b ; c . d ! e ? f , g", "a: b; c. d! e? f, g"),
+        ("( a ) [ b ] { c } \" d \" ' e '", "(a) [b] {c} \"d\" 'e'"),
+        ("20 ° C", "20°C"),
+        ("of N men", "of 1 men"),
+        ("He 's", "He's"),
+        ("a \n b", "a\nb"),
+    ],
+)
+def test_megatron_s_rules_undo_what_they_name(written: str, natural: str) -> None:
+    assert DETOKENIZERS["megatron"](written) == natural
+    assert DETOKENIZERS["none"](written) == written
+
+
+def test_a_file_of_white_space_has_no_word_to_predict(tmp_path: Path) -> None:
+    (tmp_path / "empty.tokens").write_text(" \n \n")
+    with pytest.raises(DataError, match=r"empty\.tokens is empty"):
+        read_wikitext(tmp_path / "empty.tokens", "none")
 
 
 def test_words_are_what_single_spaces_separate() -> None:

@@ -1,8 +1,10 @@
 """Perplexity of files: text and token files alike, bytes and words of the text, and what is refused."""
 
 import gzip
+import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +16,16 @@ from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError
-from colonnade.evaluation.file import NO_BYTES, Tokenized, _notes, perplexity_of_file, perplexity_of_wikitext
-from colonnade.evaluation.perplexity import Perplexity
+from colonnade.evaluation.file import (
+    NO_BYTES,
+    Tokenized,
+    _notes,
+    perplexity_of_file,
+    perplexity_of_wikitext,
+    tokens_of_file,
+)
+from colonnade.evaluation.perplexity import Perplexity, evaluate_tokens
+from colonnade.evaluation.progress import Progress
 from colonnade.evaluation.wikitext import WikiText
 from colonnade.mesh.mesh import Axis, Mesh
 from tests.generation.tiny import tiny_gpt
@@ -76,6 +86,26 @@ def test_compressed_text_and_the_paper_s_number_of_words(tmp_path: Path, tokeniz
     given = perplexity(tmp_path / "a.txt", tokenizer, words=7)
     assert given.words == 7 and plain.word_perplexity is not None and given.word_perplexity is not None
     assert given.word_perplexity**7 == pytest.approx(plain.word_perplexity**5, rel=1e-9)
+
+
+@pytest.mark.parametrize("of_words", [False, True])
+def test_windows_batches_and_progress_are_those_that_are_asked_for(
+    tmp_path: Path, tokenizer: Tokenizer, of_words: bool
+) -> None:
+    model, text, said = tiny_gpt(Axis("tp"), vocab_size=275), " ".join(DOCUMENTS), list[str]()
+    (tmp_path / "a.txt").write_text(text)
+    clock = itertools.count(0.0, 6.0)
+    progress = Progress("windows", clock=lambda: next(clock), say=said.append)
+    how: Any = {"tokenizer": tokenizer, "mesh": Mesh(), "batch_size": 2, "progress": progress}
+    windows = {"seq_length": 4, "stride": 3}
+    if of_words:
+        found = perplexity_of_wikitext(model, WikiText(text, 9), **how, **windows)
+    else:
+        found = perplexity_of_file(model, str(tmp_path / "a.txt"), **how, **windows)
+    tokens = np.array(tokenizer.encode(text))
+    assert found.loss == pytest.approx(evaluate_tokens(model, tokens, dp=Axis("dp"), **windows).loss, rel=1e-12)
+    assert found.bytes == len(text.encode()) - len(tokenizer.decode(tokens[:1].tolist()))
+    assert said[0].startswith(f"  2 of {-(-(len(tokens) - 1 - 4) // 3) + 1} windows, ")
 
 
 def test_a_bad_line_is_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -164,6 +194,27 @@ def test_sequences_of_a_document_are_scored_as_one_where_documents_are_apart(
     whole, cut = found
     assert whole.tokens == sum(len(tokenizer.encode(document)) - 1 for document in DOCUMENTS)
     assert (cut.loss, cut.tokens) == (whole.loss, whole.tokens)
+
+
+@pytest.mark.parametrize(
+    "examples", [None, {"format": "chat", "head": "answers", "fields": ["messages"], "labels": []}]
+)
+def test_answers_are_marked_in_conversations_alone(
+    lines: Path, tmp_path: Path, tokenizer: Tokenizer, examples: object
+) -> None:
+    """There they are every second turn."""
+    tokenize_files([lines], tmp_path / "tokens", tokenizer, workers=1, progress=False)
+    known = json.loads((tmp_path / "tokens.json").read_text())
+    with TokenFileWriter(tmp_path / "turns", np.dtype("<u2")) as writer:
+        writer.add_document(range(1, 8), lengths=[2, 1, 3, 1])
+    (tmp_path / "turns.json").write_text(
+        json.dumps(known | {"documents": 1, "tokens": 7} | ({"examples": examples} if examples else {}))
+    )
+    found = tokens_of_file(str(tmp_path / "turns"), tokenizer, 275)
+    if examples is None:
+        assert found.answers is None
+    else:
+        assert found.answers is not None and found.answers.tolist() == [False, False, True, False, False, False, True]
 
 
 @pytest.mark.parametrize("marked", [True, False])

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from colonnade import pace
 from colonnade.data.loader import Batch, evaluation_positions
 from colonnade.data.rows import Cut, TooLong
 from colonnade.errors import ConfigError, DataError
-from colonnade.evaluation.perplexity import evaluate, evaluate_tokens
+from colonnade.evaluation.continuations import Continuation, score
+from colonnade.evaluation.perplexity import evaluate, evaluate_tokens, exp_of
 from colonnade.evaluation.progress import Progress
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
@@ -97,6 +99,15 @@ def test_the_summary_names_its_numbers() -> None:
     summary = found.summary()
     for number in (f"loss {found.loss:.4f}", f"{found.bits_per_byte:.4f} bits per byte", "(40 words)"):
         assert number in summary
+    assert found.numbers() == {
+        "loss": found.loss,
+        "perplexity": found.perplexity,
+        "bits_per_byte": found.bits_per_byte,
+    }
+
+
+def test_a_loss_of_which_no_number_holds_the_exponential_has_an_infinite_perplexity() -> None:
+    assert exp_of(800.0) == math.inf and exp_of(709.0) == math.exp(709.0)
 
 
 def test_of_tokens_that_stand_for_no_text_there_are_no_bits_per_byte() -> None:
@@ -109,6 +120,11 @@ def test_ids_that_the_tokenizer_does_not_have_stand_for_no_text() -> None:
     found = evaluate(tiny_gpt(Axis("tp")), parts, dp=DP, byte_lengths=torch.full((15,), 2))
     known = (parts[0].labels < 15) & parts[0].loss_mask.bool()
     assert found.bytes == 2 * int(known.sum())
+
+
+def test_ids_that_the_model_does_not_have_are_none_of_the_text() -> None:
+    found = evaluate(tiny_gpt(Axis("tp")), (parts := batches([2])), dp=DP, byte_lengths=torch.arange(30))
+    assert found.bytes == int((parts[0].labels * parts[0].loss_mask).sum())
 
 
 @pytest.mark.parametrize("parts", [[], [0.0]], ids=["no batches", "all masked"])
@@ -146,6 +162,19 @@ def test_how_far_it_is_is_told_in_windows_and_by_their_tokens() -> None:
     progress = Progress("windows", clock=lambda: next(times), say=said.append)
     evaluate_tokens(tiny_gpt(Axis("tp")), TEXT, dp=DP, seq_length=12, stride=5, batch_size=2, progress=progress)
     assert said == [f"  {done} of 5 windows, 0:00:0{left} left" for done, left in ((2, 9), (4, 3), (5, 0))]
+
+
+def test_who_asks_for_no_progress_is_told_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run evaluates while it trains, and has lines of its own."""
+    monkeypatch.setattr(pace, "EVERY_SECONDS", 0.0)
+    evaluate_tokens(tiny_gpt(Axis("tp")), TEXT, dp=DP)
+    score(tiny_gpt(Axis("tp")), [Continuation([1], [2])], mesh=Mesh(), batch_size=1)
+    assert capsys.readouterr().err == ""
+    said = list[str]()
+    Progress("windows", shown=False, say=said.append).advance(1, 1)
+    assert said == []
 
 
 def test_windows_take_all_positions_and_do_not_overlap_unless_asked() -> None:
@@ -206,6 +235,7 @@ def test_every_layout_finds_what_one_rank_does(layout: Layout) -> None:
     ("options", "kind", "says"),
     [
         ({"seq_length": 13}, ConfigError, "seq_length = 13, but the model has learned 12"),
+        ({"seq_length": 0}, ConfigError, "seq_length = 0, but the model has learned 12"),
         ({"stride": 0}, ConfigError, "stride = 0"),
         ({"seq_length": 4, "stride": 5}, ConfigError, "stride = 5 does not go with seq_length = 4"),
         ({"batch_size": 0}, ConfigError, "batch_size = 0"),

@@ -14,7 +14,8 @@ from tests.tasks.examples import WORDS, vocabulary
 
 
 def question(words: int, context: str) -> Question:
-    return Question(Path("dev.json"), 1, "q", " ".join(WORDS[:1] * words), context, None)
+    asked = " ".join([*WORDS[1:4], *WORDS[:1] * words][:words])
+    return Question(Path("dev.json"), 1, "q", asked, context, None)
 
 
 @pytest.mark.parametrize("words", [3, 4, 30])
@@ -23,7 +24,9 @@ def test_windows_are_as_wide_as_the_question_that_is_read_leaves_room_for(tmp_pa
     tokenizer, length = vocabulary(tmp_path), 12
     context = " ".join(WORDS[:1] * 20)
     (found,) = prepare([question(words, context)], tokenizer, Windows(doc_stride=4, max_query_length=3), length)
-    assert len(found.asked) == 3 and len(found.text) == len(found.places) == 20
+    assert (
+        found.asked.tolist() == tokenizer.encode(found.question.text)[:3] and len(found.text) == len(found.places) == 20
+    )
     assert found.windows == [range(6), range(4, 10), range(8, 14), range(12, 18), range(16, 20)]
     assert max(map(len, found.windows)) == length - CONTROL_TOKENS - 3
 
@@ -45,3 +48,8 @@ def test_what_leaves_no_room_is_told_with_the_tokens_that_are_read(tmp_path: Pat
     with pytest.raises(DataError, match=r'question "q" has 5 tokens, and a window of 8 leaves no room'):
         prepare([question(9, WORDS[0])], tokenizer, Windows(max_query_length=5), 8)
     assert prepare([question(9, WORDS[0])], tokenizer, Windows(max_query_length=4), 8)[0].windows == [range(1)]
+
+
+def test_a_text_of_which_the_tokenizer_makes_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r'question "q" has a context without a token, which nothing can be answered'):
+        prepare([question(1, " ")], vocabulary(tmp_path), Windows(), 8)

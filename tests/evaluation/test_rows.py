@@ -88,7 +88,21 @@ def test_where_answers_are_not_marked_every_token_is_scored(stride: int | None) 
 
 
 def test_rows_that_a_text_fills_have_none_behind_them() -> None:
-    assert [len(PackedText(text_of(num_tokens, 4, [0, 5]), PACKED)) for num_tokens in (8, 9, 10)] == [2, 2, 3]
+    texts = [PackedText(text_of(num_tokens, 4, [0, 5]), PACKED) for num_tokens in (8, 9, 10)]
+    assert [len(text) for text in texts] == [2, 2, 3]
+    labels = [101, 102, 103, 104, 106, 107]
+    assert [scored(text) for text in texts] == [labels, [*labels, 108], [*labels, 108, 109]]
+    assert {text.row(number).tokens.shape for text in texts for number in range(len(text))} == {(1, 4)}
+
+
+def test_what_fills_a_row_up_belongs_to_its_last_document() -> None:
+    """Numbers of documents rise; what is behind the end counts for nothing."""
+    text = text_of(10, 6, [0, 3, 8])
+    for rows in (WindowRows(text, 6, SEPARATE), PackedText(text, PACKED)):
+        row = rows.row(1)
+        assert row.documents is not None and row.documents.tolist() == [[0, 0, 1, 1, 1, 1]]
+        assert row.tokens.tolist() == [[106, 107, 108, 0, 0, 0]]
+        assert row.counted.tolist() == [[True, False, True, False, False, False]]
 
 
 def test_a_token_of_another_vocabulary_is_named() -> None:

@@ -228,3 +228,20 @@ def test_no_scores_are_told_where_one_question_does_not_say_what_is_right() -> N
     for may_be_none in (False, True):
         assert scores_of_answers(asked, found, 0.0, may_be_none=may_be_none) is None
         assert scores_of_answers(asked[:1], found, 0.0, may_be_none=may_be_none) is not None
+
+
+@pytest.mark.parametrize(
+    ("may_be_none", "threshold", "exact", "best"),
+    [(False, 0.0, 50.0, None), (True, 0.0, 100.0, 100.0), (True, 3.0, 50.0, 100.0)],
+)
+def test_answers_are_scored_by_the_rules_of_their_file_and_the_threshold(
+    may_be_none: bool, threshold: float, exact: float, best: float | None
+) -> None:
+    """b has no answer, and is answered where "no answer" is likelier by no more than the threshold."""
+    asked = [Question(Path("dev.json"), n, name, "When?", "1990 or 1991", right) for n, name, right in
+             ((1, "a", (Given("1990", 0),)), (2, "b", () if may_be_none else (Given("1991", 8),)))]  # fmt: skip
+    odds = {"a": -1.0, "b": 2.0}
+    found = {name: Answers([Answer("1990", 1.0, 0.0, 0.0)], odds[name] if may_be_none else None) for name in odds}
+    scores = scores_of_answers(asked, found, threshold, may_be_none=may_be_none)
+    assert scores is not None and scores.exact == exact and (scores.has_answer is not None) == may_be_none
+    assert (None if scores.best_exact is None else scores.best_exact.score) == best

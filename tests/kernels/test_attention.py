@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from colonnade.kernels.attention import attend, attend_to_cache, attend_with_dropout
+from colonnade.kernels.attention import attend, attend_to_cache, attend_unscaled, attend_with_dropout
 from colonnade.kernels.choice import Kernel, Kernels, Products
 from colonnade.kernels.mask import Mask
+from colonnade.kernels.relative import Ranges, RelativeBias
 from colonnade.model.attention import KeyValueCache
 from tests.emulated import emulated_cuda
 from tests.model.kept import Kept
@@ -156,6 +157,40 @@ def test_scores_beyond_fp16_are_finite_on_cuda(dtype: torch.dtype) -> None:
         y = attend_with_dropout(q, k, v, lambda: keep, 0.125)
     exact = expression(q.double(), k.double(), v.double(), keep, 0.125)
     assert (y - exact).abs().max() <= 2.0**-6 * exact.abs().max()
+
+
+# --- T5's ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("drop", [0.0, 0.125])
+@pytest.mark.parametrize("causal", [True, False])
+def test_unscaled_attention_is_the_plain_expression(causal: bool, drop: float, recompute: bool) -> None:
+    """Of the last queries to all keys. The gradient of the table is added to what is there."""
+    t, ranges, grad = S + 3, Ranges(8, 5, both_sides=not causal), drawn(B, N, S, D, seed=9)
+    mine, twins = ([drawn(B, N, n, D, seed=n + i).requires_grad_() for i, n in enumerate((S, t, t))] for _ in range(2))
+    table, twin = nn.Parameter(drawn(8, N, seed=5)), drawn(8, N, seed=5).requires_grad_()
+    table.grad = torch.ones_like(table)
+    keep = torch.rand(B, N, S, t, generator=torch.Generator().manual_seed(0)) >= drop
+    y = attend_unscaled(
+        *mine,
+        Mask(causal=causal),
+        RelativeBias(table, ranges),
+        draw=(lambda: keep) if drop else None,
+        drop=drop,
+        recompute=recompute,
+    )
+    distance = torch.arange(t) - torch.arange(t - S, t)[:, None]
+    scores = twins[0] @ twins[1].transpose(-1, -2) + twin[ranges.of(distance)].permute(2, 0, 1)
+    scores = scores.masked_fill(distance > 0, -torch.inf) if causal else scores
+    expected = (scores.softmax(-1) * keep / (1 - drop)) @ twins[2]
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    y.backward(grad)  # type: ignore[no-untyped-call]
+    expected.backward(grad)
+    for got, reference in zip((*mine, table), (*twins, twin), strict=True):
+        assert got.grad is not None and reference.grad is not None
+        added = 1.0 if got is table else 0.0
+        torch.testing.assert_close(got.grad, reference.grad + added, rtol=1e-11, atol=1e-12)
 
 
 # --- what is kept for backward ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from colonnade.kernels.dropout import Masks, dropout
+from colonnade.kernels.dropout import Masks, dropout, dropout_of_columns
 from colonnade.randomness import Purpose, drop_probability
 from tests.tensor_parallel.shards import drawn
 
@@ -91,6 +91,23 @@ def test_parts_of_what_an_adapter_reads_have_their_parts_of_its_mask(cut: int) -
     assert torch.equal(torch.cat(parts, -1), whole)
 
 
+def test_columns_of_a_rank_are_dropped_as_in_the_whole() -> None:
+    """Whichever samples are beside each other; each layer and each use drops others."""
+    x, ids = drawn(S, 3, H, seed=0), [4, 5, 9]
+
+    def dropped(columns: range, samples: list[int], layer: int = 3, purpose: Purpose = Purpose.INNER_DROPOUT) -> Tensor:
+        chosen = x[:, [ids.index(each) for each in samples]][..., columns.start : columns.stop]
+        return dropout_of_columns(chosen, columns, DROP, Masks(1, np.array(samples)), purpose, layer)
+
+    whole = dropped(range(H), ids)
+    assert bool(((whole == 0) | torch.isclose(whole, x / (1 - drop_probability(DROP)), rtol=1e-14)).all())
+    for columns in (range(3), range(3, H)):
+        assert torch.equal(dropped(columns, [9, 4]), whole[:, [2, 0]][..., columns.start : columns.stop])
+    others = [dropped(range(H), ids, 4), dropped(range(H), ids, purpose=Purpose.POOLED_DROPOUT)]
+    masks = [each[:, sample] != 0 for each in (whole, *others) for sample in range(3)]
+    assert len({mask.numpy().tobytes() for mask in masks}) == 9 and whole.any()
+
+
 def test_what_is_kept_is_scaled_up_and_so_is_its_gradient() -> None:
     masks = Masks(1, np.array([4, 5]))
     x = drawn(S, 2, H, seed=0).requires_grad_()
@@ -112,6 +129,7 @@ def test_the_mean_is_kept() -> None:
 def test_nothing_is_dropped_at_rate_0_and_without_masks(drop: float, masks: Masks | None) -> None:
     x = drawn(S, 2, H, seed=0)
     assert dropout(x, drop, masks, Purpose.RESIDUAL_DROPOUT, 0) is x
+    assert dropout_of_columns(x, range(H), drop, masks, Purpose.INNER_DROPOUT, 0) is x
 
 
 def test_a_part_of_the_stream_is_dropped_as_in_the_whole() -> None:

@@ -1,5 +1,6 @@
 """Every combination of what masks say, beside the sentence that says it."""
 
+import weakref
 from itertools import product
 
 import pytest
@@ -92,7 +93,9 @@ def test_pairs_are_made_once_for_all_layers_and_again_when_none_has_them() -> No
     for _ in range(3):
         made = pairs.tensor()
         assert made is not None and pairs.tensor() is made
+        alive = weakref.ref(made)
         del made
+        assert alive() is None, "nothing holds a byte for every pair of every micro-batch"
     assert Pairs().tensor() is None and Pairs(real=REAL).tensor() is not None
 
 
@@ -102,6 +105,16 @@ def test_pairs_of_documents(rows: list[list[int]]) -> None:
     assert pairs is not None and pairs.shape == (len(rows), 1, 6, 6)
     for row, seen in zip(rows, pairs, strict=True):
         assert seen[0].tolist() == [[row[key] == row[query] for key in range(6)] for query in range(6)]
+
+
+@pytest.mark.parametrize("documents", [None, DOCUMENTS])
+def test_padding_that_does_not_see_itself_is_seen_by_nobody(documents: Tensor | None) -> None:
+    seen, itself = Pairs(documents, REAL, padding_sees_itself=False).tensor(), Pairs(documents, REAL).tensor()
+    assert seen is not None and itself is not None
+    assert torch.equal(itself, seen | (torch.eye(LENGTH, dtype=torch.bool) & ~REAL.t()[:, None, :, None]))
+    for sample, query, key in product(range(SAMPLES), range(LENGTH), range(LENGTH)):
+        together = documents is None or bool(documents[query, sample] == documents[key, sample])
+        assert bool(seen[sample, 0, query, key]) == (together and bool(REAL[key, sample]))
 
 
 def test_slopes_have_the_digits_of_the_scores() -> None:

@@ -44,9 +44,11 @@ def test_near_the_limit_is_within_a_factor_of_two_of_the_formats_largest_number(
     assert (near, count) == (2.0, 3.0), "fp16 ends at 65,504"
 
 
-def test_squares_that_fp32_does_not_hold() -> None:
-    row = told(summary(torch.tensor([3e30, -4e30]), torch.finfo(torch.float32).max / 2))
-    assert math.sqrt(row[2]) == pytest.approx(5e30)
+@pytest.mark.parametrize("size", [1e16, 1e18, 1e19, 1e30])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_squares_that_fp32_does_not_hold(size: float, sign: float) -> None:
+    row = told(summary(torch.tensor([3.0, 4.0] * 99) * sign * size, torch.finfo(torch.float32).max / 2))
+    assert math.sqrt(row[2] / 99) == pytest.approx(5.0 * size)
 
 
 def test_all_that_is_not_finite_and_nothing_at_all() -> None:
@@ -85,6 +87,20 @@ def test_nothing_is_read_before_or_after_a_measured_step() -> None:
     probe.see("site", torch.ones(4))
     probe.enter("a", object())
     assert probe.rows == {} and not probe.reads("site")
+
+
+def test_each_measured_step_is_read_anew() -> None:
+    """Whatever is at the place in memory of what an earlier one was given."""
+    probe, inputs = Probe(), object()
+    for step in (1, 2):
+        probe.begin(torch.float32, {"site"})
+        assert probe.rows == {}
+        probe.enter("a", inputs)
+        probe.see("site", torch.full((3,), float(step)))
+        assert told(probe.rows["a", "site"])[:2] == [step, step]
+        probe.end()
+        probe.enter("b", inputs)
+        assert not probe.reads("site")
 
 
 def test_only_chosen_sites_are_read() -> None:

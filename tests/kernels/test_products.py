@@ -1,6 +1,7 @@
 """Products that add their weight gradients themselves, against torch's own."""
 
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -8,8 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.kernels.choice import AS_THEY_ARE, KERNELS, WIDENED, Kernel, Kernels, Products
-from colonnade.kernels.products import WeightGradients, add_bias, add_product_, computed_by, gradient_of, linear, widen
+from colonnade.kernels.products import (
+    Input,
+    Operand,
+    WeightGradients,
+    add_bias,
+    add_product_,
+    computed_by,
+    gradient_of,
+    linear,
+    linears,
+    widen,
+)
 from colonnade.kernels.timing import is_exact
+from colonnade.mesh.transport import Pending
 from tests.emulated import Noted
 from tests.tensor_parallel.shards import drawn
 
@@ -38,8 +51,11 @@ def test_linear_is_torchs(bias: bool) -> None:
 
 
 def test_an_input_without_gradient() -> None:
+    """For which no product is computed."""
     weight = nn.Parameter(drawn(5, 8, seed=1))
-    linear(drawn(2, 8, seed=0), weight).sum().backward()
+    with Noted() as products:
+        linear(drawn(2, 8, seed=0), weight).sum().backward()
+    assert [name for name, *_ in products.seen] == ["mm", "addmm_"]
     torch.testing.assert_close(weight.grad, drawn(2, 8, seed=0).sum(0).expand(5, 8), rtol=1e-13, atol=1e-13)
 
 
@@ -47,6 +63,50 @@ def test_a_bias_learns_beside_a_frozen_weight() -> None:
     weight, bias = nn.Parameter(drawn(5, 8, seed=1), requires_grad=False), nn.Parameter(drawn(5, seed=2))
     linear(drawn(2, 8, seed=0), weight, bias).sum().backward()
     assert weight.grad is None and bias.grad is not None and bias.grad.tolist() == [2.0] * 5
+
+
+@pytest.mark.parametrize("frozen", [(), (0,), (3,), (0, 2), (0, 1, 2, 3)])
+def test_several_weights_and_parts_of_one_multiply_one_input(frozen: tuple[int, ...]) -> None:
+    """Its gradient is the sum of theirs; what is frozen has none, and rows that are not used get nothing."""
+    shapes, found = [(6, 8), (6,), (3, 8), (3,)], []
+    for product in (linears, lambda x, operands: [nn.functional.linear(x, w[r], b[r]) for w, b, r in operands]):
+        weight, bias, other, shift = (
+            nn.Parameter(drawn(*shape, seed=i), requires_grad=i not in frozen) for i, shape in enumerate(shapes)
+        )
+        x = drawn(3, 2, 8, seed=9).requires_grad_()
+        rows = (slice(4, 6), slice(1, 4))
+        operands = [*(Operand(weight, bias, each) for each in rows), Operand(other, shift)]
+        outs = product(x, operands)
+        torch.autograd.backward(list(outs), [drawn(*out.shape, seed=20 + i) for i, out in enumerate(outs)])
+        found.append([*outs, x.grad, weight.grad, bias.grad, other.grad, shift.grad])
+    assert [each is None for each in found[0][4:]] == [i in frozen for i in range(4)]
+    for mine, expected in zip(*found, strict=True):
+        if mine is not None:
+            torch.testing.assert_close(mine, expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_what_a_weight_gradient_reads_is_made_when_it_is_computed(deferred: bool) -> None:
+    """From what is kept; of a frozen weight nothing is kept, and nothing made."""
+    kept, made, gradients = drawn(2, 8, seed=3), list[Any](), WeightGradients()
+
+    def start(given: Tensor) -> tuple[Tensor, Pending]:
+        made.append(given)
+        return 2 * given, Pending(None)
+
+    x, weight = drawn(2, 8, seed=0).requires_grad_(), nn.Parameter(drawn(5, 8, seed=1))
+    frozen, bias = nn.Parameter(drawn(5, 8, seed=1), requires_grad=False), nn.Parameter(drawn(5, seed=2))
+    with gradients.deferred() if deferred else nullcontext() as queue:
+        assert gradients.is_deferred is deferred
+        for operand in (Operand(weight), Operand(frozen, bias)):
+            (y,) = linears(x, [operand], weight_gradients=gradients, keep=Input(kept, start))
+            y.sum().backward()
+        assert len(made) == (0 if deferred else 1)
+    if queue is not None:
+        queue.run()
+    (given,) = made
+    assert torch.equal(given, kept) and frozen.grad is None and bias.grad is not None
+    torch.testing.assert_close(weight.grad, 2 * kept.sum(0).expand(5, 8), rtol=1e-13, atol=1e-13)
 
 
 def test_gradients_are_added_to_the_buffer_that_is_there() -> None:
@@ -147,6 +207,9 @@ def test_an_added_bias_is_torchs() -> None:
     y.backward(grad)
     torch.testing.assert_close(bias.grad, grad.sum((0, 1)), rtol=1e-13, atol=1e-13)
     assert torch.equal(x.grad, grad)  # type: ignore[arg-type]
+    frozen = nn.Parameter(drawn(5, seed=1), requires_grad=False)
+    add_bias(x, frozen).backward(grad)
+    assert frozen.grad is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -29,7 +29,7 @@ MASKS = {
     "causal": Mask(),
     "bidirectional": Mask(causal=False),
     "window": Mask(window=3),
-    "ALiBi": Mask(slopes=(0.5, 0.25)),
+    "ALiBi": Mask(slopes=(0.3, 0.1)),
     "documents": Mask(pairs=documents()),
     "padding": Mask(causal=False, pairs=(torch.arange(S) < torch.tensor([[7], [4], [5]]))[:, None, None]),
 }
@@ -56,6 +56,20 @@ def test_relative_positions(causal: bool, monkeypatch: pytest.MonkeyPatch) -> No
     bias.add_to_(whole)
     whole = whole + mask.bias(S, S, torch.float64, q.device)
     found = torch.cat([part.flatten() for part in visible_logits(q, k, mask, scaled=False, bias=bias)]).sort().values
+    torch.testing.assert_close(found, whole[whole.isfinite()].sort().values, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("bias", [None, RelativeBias(nn.Parameter(drawn(8, N)), Ranges(8, 5))])
+@pytest.mark.parametrize("name", ["causal", "bidirectional", "window", "ALiBi"])
+def test_fewer_queries_are_the_last_of_the_keys(
+    name: str, bias: RelativeBias | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visible, "MOST", B * N * S * 2)
+    q, k, mask = drawn(B, N, 3, D), drawn(B, N, S, D), MASKS[name]
+    whole = q @ k.transpose(-1, -2) / math.sqrt(D) + mask.bias(3, S, torch.float64, q.device)
+    if bias is not None:
+        bias.add_to_(whole)
+    found = torch.cat([part.flatten() for part in visible_logits(q, k, mask, bias=bias)]).sort().values
     torch.testing.assert_close(found, whole[whole.isfinite()].sort().values, rtol=1e-13, atol=1e-13)
 
 

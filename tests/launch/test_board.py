@@ -1,8 +1,35 @@
 """What ranks pin up for each other."""
 
+from datetime import timedelta
 from pathlib import Path
 
-from colonnade.launch.board import FolderBoard, note_end, report_file
+import pytest
+from torch.distributed import HashStore
+
+from colonnade.launch.board import Board, FolderBoard, StoreBoard, explanation_file, note_end, report_file
+
+
+@pytest.mark.parametrize("kind", ["folder", "store"])
+def test_ranks_see_what_others_have_pinned_up(kind: str, tmp_path: Path) -> None:
+    """Reports by rank, the newest of each, and an alarm. Explanations have a reader where there is a supervisor."""
+    store = HashStore()
+
+    def board() -> Board:
+        return FolderBoard(tmp_path) if kind == "folder" else StoreBoard(store)
+
+    one, other = board(), board()
+    assert [other.read(rank) for rank in (0, 1)] == [None, None] and not other.is_alarmed() and other.ended() == {}
+    for text in ("an old report", "eine Lücke"):
+        one.post(1, text), one.post(12, "of another")
+        assert [other.read(rank) for rank in (0, 1, 2, 12)] == [None, text, None, "of another"]
+        assert not other.is_alarmed()
+    one.raise_alarm(), other.raise_alarm()
+    assert one.is_alarmed() and other.is_alarmed() and board().is_alarmed()
+    assert one.explain(1, "rank 1 waits") == (kind == "folder")
+    if kind == "folder":
+        assert explanation_file(tmp_path, 1).read_text() == "rank 1 waits"
+    else:
+        assert store.timeout == timedelta(seconds=5), "a store that does not answer is soon given up"
 
 
 def test_who_reads_a_report_reads_one_of_them(tmp_path: Path) -> None:

@@ -65,6 +65,21 @@ def test_a_rank_of_our_own_launcher(environment: pytest.MonkeyPatch, tmp_path: P
         assert launch.rank_and_size() == (rank, 3) and launch.neighbours() == range(3)
 
 
+@pytest.mark.parametrize(
+    ("seen", "named"), [(None, "3,1"), ("", "3,1"), ("4,5,6,7", "7,5"), ("a,GPU-b,c,d", "d,GPU-b")]
+)
+def test_ranks_on_some_gpus_see_these_alone(
+    environment: pytest.MonkeyPatch, tmp_path: Path, seen: str | None, named: str
+) -> None:
+    """By the names that the environment has for them; where nobody chooses, all that are seen."""
+    environment.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    put(environment, **({} if seen is None else {"CUDA_VISIBLE_DEVICES": seen}))
+    for rank, place in enumerate(("3", "1")):
+        given = launch._environment((3, 1), tmp_path, True, rank, 9)
+        assert (given["CUDA_VISIBLE_DEVICES"], given[launch.PLACE], given["LOCAL_RANK"]) == (named, place, str(rank))
+        assert launch._environment((3, 1), tmp_path, False, rank, 9).get("CUDA_VISIBLE_DEVICES") == seen
+
+
 @pytest.mark.parametrize("own", ["", "tun0"])
 def test_ranks_of_one_machine_talk_over_its_loopback_unless_told_otherwise(
     environment: pytest.MonkeyPatch, tmp_path: Path, own: str

@@ -86,6 +86,10 @@ def test_a_rank_that_is_silent_and_one_that_never_spoke() -> None:
         "nothing (stopped, or its machine is lost)"
     )
     assert first_line(3, picture(report(3, operation()))).endswith("; rank 2 has never reported")
+    killed = {2: "killed by signal 9 (SIGKILL)"}
+    assert first_line(3, picture(report(3, operation()), gone=killed)).endswith(
+        "; rank 2 has never reported (killed by signal 9 (SIGKILL))"
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,6 +150,44 @@ def test_a_circle() -> None:
     receive = {0: operation("receive", "pp", peer=4, number=1), 4: operation("receive", "pp", peer=0, number=1)}
     lines = explain(0, picture(*(report(rank, each) for rank, each in receive.items()))).splitlines()
     assert lines[2] == "They wait for each other: their programs disagree about what comes next."
+
+
+def test_who_waits_for_one_that_waits_for_the_cause_is_no_circle() -> None:
+    """Rank 7 waits for all, of whom 0 is dead; 6 waits for 7. The last one's wait alone would look like one."""
+    lines = explain(
+        7,
+        picture(
+            report(7, operation(axis="world")),
+            report(6, operation("receive", "tp", peer=7, number=1)),
+            gone={0: "killed by signal 9 (SIGKILL)"},
+        ),
+    ).splitlines()
+    assert lines[1].startswith("rank 6 [pp1 dp1 tp0] waits in receive over tp from rank 7 for blocks.7.mlp (step 41, ")
+    assert lines[2] == ""
+
+
+def test_an_error_of_the_connection_is_told_where_nothing_better_is_known() -> None:
+    """Of a rank that has reported more is known than what its peers felt of its end."""
+    waiting = report(3, operation(), error="Connection closed by peer")
+    assert "(step 41, 5.0 s); rank 2 [pp0 dp1 tp0] left" in first_line(
+        3, picture(waiting, report(2), gone={2: "ended"})
+    )
+    assert "(step 41, 5.0 s, Connection closed by peer); rank 2 has never" in first_line(3, picture(waiting))
+
+
+def test_both_ends_of_a_transfer_do_not_disagree() -> None:
+    """One sends what the other receives."""
+    sender = report(0, operation("send", "pp", peer=4, number=1))
+    receiver = report(4, operation("receive", "pp", peer=0, number=1))
+    sender.numbers["pp send 1"] = receiver.numbers["pp receive 0"] = 1
+    for rank in (0, 4):
+        assert first_line(rank, picture(sender, receiver)).endswith("all that take part have come, but it does not end")
+
+
+def test_of_many_that_disagree_some_are_named() -> None:
+    others = [report(rank, operation("all_gather", axis="world")) for rank in range(1, 8)]
+    line = first_line(0, picture(report(0, operation(axis="world")), *others))
+    assert line.count("; rank") == line.count("instead of 4,096: their programs disagree") == 3
 
 
 def test_transfers_meet_by_number() -> None:
@@ -224,6 +266,12 @@ def test_the_step_that_a_rank_left_is_what_its_peers_know(number: int, step: int
     assert f"left step {step} (ended without a word)" in first_line(3, known)
 
 
+def test_the_step_that_a_rank_left_is_the_latest_that_is_known_of_it() -> None:
+    """By its own report, which may be newer than its peer's, or another peer's."""
+    newer = report(2, step=43)
+    assert last_step(newer, picture(newer, report(3, operation(number=9)), report(0, operation(axis="dp")))) == 43
+
+
 @pytest.mark.parametrize("silent", [(), (2,)])
 def test_what_a_rank_did_in_an_earlier_step_is_not_told_of_this_one(silent: tuple[int, ...]) -> None:
     """It has met rank 3 in step 41 since it reported last."""
@@ -253,7 +301,7 @@ def test_several_explanations_as_one() -> None:
     later = {**texts, 2: texts[2].replace("5.0 s", "5.4 s")}
     lines = together(later).splitlines()
     assert [line[:6] for line in lines[:2]] == ["rank 2", "rank 3"] and "5.4 s" in lines[0]
-    assert lines[2] == "The limit is train.timeout = 5 seconds."
+    assert lines[2] == "The limit is train.timeout = 5 seconds." and lines.count(lines[2]) == 1
     assert [line for line in lines if line.startswith("The last")] == [
         "The last operations of rank 3 [pp0 dp1 tp1], newest last:",
         "The last operations of rank 2 [pp0 dp1 tp0], newest last:",

@@ -18,6 +18,7 @@ import pytest
 
 from colonnade.launch import devices, fork_server
 from colonnade.launch.fork_server import Forked, ForkError, ForkServer, can_fork
+from colonnade.launch.launch import run_ranks
 from colonnade.launch.starter import Starter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
@@ -185,6 +186,17 @@ def test_what_was_imported_is_there_and_is_imported_once(modules: Path, tmp_path
     for _ in range(2):
         assert status(server, command(modules, body), tmp_path) == (0, "True\nTrue\n", "")
     server.close()
+
+
+def test_a_run_imports_once_for_all_its_ranks(modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "TORCH", "json")
+    monkeypatch.setattr(fork_server, "_there", [])
+    (modules / "heavy.py").write_text(f"with open({str(tmp_path / 'imported')!r}, 'a') as file: file.write('once')")
+    try:
+        assert run_ranks(3, command(modules, "import heavy"), imports=["heavy"]) == 0
+    finally:
+        fork_server.forget()
+    assert (tmp_path / "imported").read_text() == "once"
 
 
 def test_lines_on_a_terminal_are_shown_at_once(modules: Path, server: ForkServer) -> None:

@@ -158,8 +158,22 @@ def test_the_first_failure_is_the_one_that_counts(folder: Path) -> None:
 def test_a_bug_is_noted_without_words(folder: Path) -> None:
     launch.note_failure(ZeroDivisionError("ours"))
     found = note(folder)
-    assert found is not None and found["mistake"] is None
+    assert found is not None and found["mistake"] is None and found["said"] == "ZeroDivisionError: ours"
     assert Failure(**found).to_json() == note_of_failure(folder, 3).read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\n \nCUDA error: an illegal access\nCompile with", "CUDA error: an illegal access"),
+        ("x" * 999, "x" * 300),
+        ("", ""),
+    ],
+)
+def test_an_error_is_noted_by_its_first_line(folder: Path, text: str, said: str) -> None:
+    launch.note_failure(RuntimeError(text))
+    found = note(folder)
+    assert found is not None and found["said"] == f"RuntimeError: {said}"
 
 
 def test_nobody_is_told_where_nobody_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,18 @@
 
 import io
 import resource
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from colonnade.launch import process
+from tests.distributed import fork
 
 LINES = """
 import sys
@@ -81,6 +85,30 @@ def test_a_process_outlives_a_full_disk_behind_its_output() -> None:
         )
         done = subprocess.run([sys.executable, "-c", LINES], input="\n", stdout=subprocess.PIPE, stderr=full, text=True)
         assert (done.returncode, done.stdout) == (3, "line 0\nline 1\nline 2\n")
+
+
+@pytest.mark.parametrize(("status", "ends"), [(None, 0), (0, 0), (7, 7), ("in words", 1), ("", 1)])
+def test_beside_a_thread_that_computes_a_process_ends_as_it_would_alone(status: object, ends: int) -> None:
+    """With what was given to `sys.exit`."""
+
+    def program() -> None:
+        threading.Thread(target=time.sleep, args=(60,), daemon=True, name=process.BACKGROUND).start()
+        process.end_beside_threads(status)
+
+    child = fork(program)
+    child.join(20)
+    assert child.exitcode == ends
+
+
+def test_ctrl_c_interrupts_unless_somebody_else_hears_it() -> None:
+    own, before = (lambda *_: None), signal.getsignal(signal.SIGINT)
+    try:
+        for set_before, expected in ((signal.SIG_IGN, signal.default_int_handler), (own, own)):
+            signal.signal(signal.SIGINT, set_before)
+            process.hear_ctrl_c()
+            assert signal.getsignal(signal.SIGINT) == expected
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_output_that_is_closed_or_kept_by_others_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

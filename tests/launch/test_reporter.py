@@ -1,12 +1,15 @@
 """What a rank's thread sees of the ranks beside it."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from colonnade.launch import reporter
 from colonnade.launch.board import FolderBoard, note_end
-from colonnade.launch.explanation import Report
+from colonnade.launch.explanation import Operation, Report
 from colonnade.launch.reporter import IN_ORDER, NO_WORD, Reporter
 from colonnade.mesh.process import ProcessId
 
@@ -55,3 +58,91 @@ def test_how_a_rank_ended_is_as_the_supervisor_saw_it(tmp_path: Path, monkeypatc
     for _ in range(2):
         mine._round()
         assert mine.gone == {1: "killed by signal 9 (SIGKILL)"}
+
+
+def of_rank_0(ranks: Sequence[int], board: FolderBoard, mine: Report) -> Reporter:
+    return Reporter(ranks, 0, board, lambda left, explained: replace(mine, left=left, explained=explained), [])
+
+
+def posted(board: FolderBoard, rank: int = 0) -> Report:
+    text = board.read(rank)
+    assert text is not None
+    return Report.from_json(text)
+
+
+@pytest.mark.parametrize("left", [IN_ORDER, "raised ValueError: it is broken"])
+def test_a_rank_that_leaves_says_why_and_raises_an_alarm_unless_it_is_in_order(tmp_path: Path, left: str) -> None:
+    board = FolderBoard(tmp_path)
+    mine = of_rank_0([0, 1], board, report(0))
+    mine.start()
+    mine.stop(left)
+    assert (posted(board).left, posted(board).explained, board.is_alarmed()) == (left, False, left != IN_ORDER)
+
+
+def test_a_rank_reports_at_each_step_and_each_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, posts = [100.0], list[int]()
+    monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Counting(FolderBoard):
+        def post(self, rank: int, report: str) -> None:
+            posts.append(rank)
+
+    state = [report(0)]
+    mine = Reporter([0, 1], 0, Counting(tmp_path), lambda left, explained: state[0], [])
+    counts = []
+    for step, seconds in ((3, 0.0), (3, 0.0), (4, 0.0), (4, 0.9), (4, 0.2), (4, 0.9), (5, 0.0)):
+        now[0] += seconds
+        state[0] = replace(state[0], step=step)
+        mine._round()
+        counts.append(len(posts))
+    assert counts == [1, 1, 2, 2, 3, 3, 4]
+
+
+def test_who_stands_still_is_neither_this_rank_nor_one_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of five ranks one stands still, one lives, one has ended without a word, and one has left."""
+    told = [report(rank, left=IN_ORDER if rank == 4 else "") for rank in range(5)]
+
+    class Board(FolderBoard):
+        tick, reads = 0.0, 0
+
+        def read(self, rank: int) -> str:
+            self.reads += 1
+            return replace(told[rank], beat=self.reads if rank == 2 else 7).to_json()
+
+    monkeypatch.setattr(reporter, "_SETTLE", 0.0)
+    monkeypatch.setattr(reporter, "has_ended", lambda process: process == told[3].process)
+    board = Board(tmp_path)
+    mine = of_rank_0(range(5), board, replace(told[0], beat=7))
+    mine.start()
+    picture = mine.gather()
+    told_last = posted(FolderBoard(tmp_path))
+    mine.stop(IN_ORDER)
+    assert (picture.silent, picture.gone, board.is_alarmed()) == ({1}, {3: NO_WORD}, True)
+    assert picture.reports.keys() == {0, 1, 2, 3, 4}
+    assert told_last.explained, "so that nobody takes this rank's end for one without a word"
+
+
+def test_of_a_lost_board_the_first_line_is_told(tmp_path: Path) -> None:
+    class Lost(FolderBoard):
+        tick = 0.0
+
+        def post(self, rank: int, report: str) -> None:
+            raise RuntimeError("Broken pipe\nException raised from sendBytes\nframe #0")
+
+    mine = of_rank_0([0, 1], Lost(tmp_path), report(0))
+    mine.start()
+    picture = mine.gather()
+    mine.stop(IN_ORDER)
+    assert picture.unread == "Broken pipe" and picture.reports == {0: report(0)}
+
+
+def test_no_more_reports_are_read_than_a_rank_has_time_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "_READ", 3)
+    board = FolderBoard(tmp_path)
+    for rank in range(1, 9):
+        board.post(rank, report(rank).to_json())
+    waiting = Operation("all_reduce", "world", "", False, 4, "here.py:1", 1)
+    mine = of_rank_0(range(9), board, replace(report(0), waiting=waiting, waiting_ranks=tuple(range(9))))
+    assert mine._read_involved().keys() == {0, 1, 2}

@@ -62,6 +62,37 @@ def test_what_is_asked_for(settings: Config) -> None:
     assert {"#SBATCH --partition=long", "#SBATCH --account=ada"} <= {*staged.splitlines()}
 
 
+@pytest.mark.parametrize(
+    ("job", "asked"),
+    [
+        (GPUS, ["gpus-per-node=8", "time=24:00:00", "signal=B:USR1@300", "output=runs/%x-%j.log", "open-mode=append"]),
+        (
+            Job(4, 4, "90", gpus=False, margin=60, array="1-4", account="ada"),
+            [
+                *("cpus-per-task=4", "time=90", "signal=B:USR1@60", "output=./%x-%A-%a.log", "open-mode=append"),
+                *("array=1-4%1", "account=ada"),
+            ],
+        ),
+    ],
+)
+def test_one_task_on_each_node_starts_its_ranks(settings: Config, job: Job, asked: list[str]) -> None:
+    """Torchrun does, from one task. Stages of an array have a log each."""
+    lines = script(settings, job, ["books.toml"], "python").splitlines()
+    options = [line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")]
+    assert options == [f"job-name={job.name}", f"nodes={job.nodes}", "ntasks-per-node=1", *asked, "requeue"]
+
+
+@pytest.mark.parametrize("gpus", [True, False])
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda"])
+def test_a_run_has_the_devices_that_it_computes_on(settings: Config, device: str, gpus: bool) -> None:
+    train = settings.train.model_copy(update={"device": device})
+    found = list(problems(settings.model_copy(update={"train": train}), Job(2, 8, "60", gpus=gpus)))
+    expected = {("cpu", True): "--gpus-per-node asks for GPUs", ("cuda", False): "--ranks-per-node asks for no GPUs"}
+    assert [each.partition(",")[0] for each in found] == [
+        why for which, why in expected.items() if which == (device, gpus)
+    ]
+
+
 def test_all_that_is_impossible_is_told_at_once(settings: Config) -> None:
     with pytest.raises(ConfigError) as caught:
         script(settings, Job(1, 3, "4", gpus=False, array="x", margin=300), ["books.toml"], "python")

@@ -288,6 +288,7 @@ def test_a_lost_board_does_not_keep_a_rank(answer: Callable[[], None]) -> None:
         assert process.exitcode == STUCK
         assert "rank 0 [pp0 dp0 tp0] waits in all_reduce over tp (" in said and "; rank 1 has" in said
         assert ("cannot be read (Broken pipe)" in said) is (answer is refuse)
+        assert "\nThe limit is train.timeout = 0.3 seconds.\n" in said
 
 
 class Work:

@@ -257,6 +257,28 @@ def test_a_dim_that_cannot_be_cut_is_refused() -> None:
         collectives.all_gather_into_(torch.ones(6), torch.ones(2), tp)
 
 
+def test_what_does_not_lie_in_one_piece_is_sent_as_what_it_is() -> None:
+    """Columns of a matrix, say; and the result lies in one piece."""
+
+    def program(rank: int, num_ranks: int) -> list[bool]:
+        found = []
+        for possible in (shared_memory.is_possible, lambda: False):
+            shared_memory.is_possible = possible  # this process ends with the program
+            tp = build_mesh(Layout(tp=num_ranks), rank).tp
+            x, every = drawn(rank, 3, 8).t(), torch.stack([drawn(other, 3, 8).t() for other in range(num_ranks)])
+            for collective, expected in (
+                (collectives.all_reduce, every.sum(0)),
+                (collectives.all_gather, every.flatten(0, 1)),
+                (collectives.reduce_scatter, every.sum(0)[4 * rank : 4 * rank + 4]),
+            ):
+                out = collective(x, tp)
+                found += [torch.equal(out, expected), out.is_contiguous()]
+            assert torch.equal(x, every[rank])
+        return found
+
+    assert run_on_ranks(program, 2) == [[True] * 12] * 2
+
+
 def test_what_crosses_nothing_is_not_rounded() -> None:
     x = torch.tensor([1.0 + 2**-20])
     assert collectives.on_the_wire(x, Axis("dp"), torch.bfloat16) is x

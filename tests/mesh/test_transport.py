@@ -73,6 +73,20 @@ def test_what_was_waited_for_is_not_kept_alive(events: list[Event]) -> None:
     assert alive() is None and list(ledger.flying) == [flight]
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_where_a_device_is_timed_it_stands_still_from_the_wait_to_its_end(events: list[Event], timed: bool) -> None:
+    """Not from the beginning of the operation: beside it the device has computed."""
+    ledger = Ledger(stalls=[] if timed else None)
+    carried = TorchTransport("tp", Groups(None, None, None), 2, ledger)  # type: ignore[arg-type]
+    out = torch.ones(4)
+    pending = carried._run("all_reduce", out.as_subclass(OnDevice), Site("here.py:1"), partial(Work, out))
+    pending.wait()
+    pending.wait()
+    (flight,) = ledger.flying
+    assert flight.ready is events[0] and flight.done is events[-1] and len(events) == (3 if timed else 2)
+    assert ledger.stalls == ([(events[1], events[2])] if timed else None)
+
+
 def test_an_operation_that_hangs_is_not_over(events: list[Event]) -> None:
     """The device does all that comes before the wait for it, and nothing that comes behind."""
 

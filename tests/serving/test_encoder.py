@@ -14,7 +14,8 @@ import torch
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.mesh.mesh import Mesh
-from colonnade.serving.encoder import _with_gaps, embeddings
+from colonnade.model.bert import BERT
+from colonnade.serving.encoder import _filled, _with_gaps, embeddings, fillings
 from colonnade.serving.trained import open_trained
 from tests.commands import Answer, forked, here
 from tests.convert.published import transformers
@@ -80,13 +81,32 @@ def test_the_likeliest_words_are_those_of_transformers(bert: tuple[Path, Any, To
             chances = model(ids).prediction_logits[0].softmax(-1)
         gaps = [place for place, token in enumerate(ids[0].tolist()) if token == tokenizer.id_of("[MASK]")]
         assert len(found["masks"]) == len(gaps)
-        for gap, fillings in zip(gaps, found["masks"], strict=True):
+        for gap, words in zip(gaps, found["masks"], strict=True):
             expected = chances[gap].topk(3)
-            assert [each["token"] for each in fillings] == [tokenizer.names[token] for token in expected.indices]
-            assert [each["probability"] for each in fillings] == pytest.approx(expected.values.tolist(), rel=1e-10)
+            assert [each["token"] for each in words] == [tokenizer.names[token] for token in expected.indices]
+            assert [each["probability"] for each in words] == pytest.approx(expected.values.tolist(), rel=1e-10)
     word = told[1]["masks"][1][0]["token"]
     filled = f"[MASK] north river {word} boat" if not word.startswith("##") else f"[MASK] north river{word[2:]} boat"
     assert told[1]["masks"][1][0]["text"] == filled
+
+
+def test_without_a_token_for_gaps_nothing_is_guessed() -> None:
+    trained: Any = SimpleNamespace(model=BERT.__new__(BERT), tokenizer=SimpleNamespace(id_of=lambda name: None))
+    with pytest.raises(DataError, match=r"the tokenizer has no \[MASK\]"):
+        fillings(trained, Mesh(), ["a [MASK]"], top=3)
+
+
+@pytest.mark.parametrize(
+    ("number", "word", "filled"),
+    [
+        (0, "sun", "the sun and [MASK] [MASK]."),
+        (1, "rain", "the [MASK] and rain [MASK]."),
+        (2, "##s", "the [MASK] and [MASK]s."),
+    ],
+)
+def test_a_word_stands_in_its_gap_and_other_gaps_stay(number: int, word: str, filled: str) -> None:
+    """A piece of a word joins what is before it."""
+    assert _filled("the [MASK] and [MASK] [MASK].", number, word) == filled
 
 
 def test_a_text_may_have_as_many_tokens_as_the_model_reads(tmp_path: Path) -> None:

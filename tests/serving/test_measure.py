@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from colonnade import __version__
+from colonnade.errors import DataError
 from colonnade.evaluation.perplexity import Perplexity
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
@@ -92,3 +93,27 @@ def test_a_report_is_one_object_or_lines_with_notes(capsys: pytest.CaptureFixtur
         assert json.loads(capsys.readouterr().out) == {**whole, "step": 7}
         report.show(as_json=False, overlaps=overlaps)
         assert capsys.readouterr().out == f"{line}\nNote: first.\nNote: second.\nhalf of it\n"
+
+
+def test_a_report_is_told_though_the_corpus_beside_it_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, with the overlap or without; no corpus is asked for where none is named."""
+    report = measure.Report(Measured("perplexity", {}, {}, "loss 1.5"), {})
+    compared = list[Any]()
+
+    def overlap(corpus: list[Path], test: Path, checkpoint: Path) -> Any:
+        compared.append((corpus, test, checkpoint))
+        if corpus == [Path("bad")]:
+            raise DataError("bad cannot be read")
+        return SimpleNamespace(summary=lambda: "half of it")
+
+    monkeypatch.setattr(measure, "_overlap_with", overlap)
+    measure.show_with_overlap(report, [], Path("test"), Path("step"), as_json=False)
+    assert capsys.readouterr().out == "loss 1.5\n" and not compared
+    measure.show_with_overlap(report, [Path("good")], Path("test"), Path("step"), as_json=False)
+    assert capsys.readouterr().out == "loss 1.5\nhalf of it\n"
+    with pytest.raises(DataError, match="bad cannot be read"):
+        measure.show_with_overlap(report, [Path("bad")], Path("test"), Path("step"), as_json=False)
+    assert capsys.readouterr().out == "loss 1.5\n"
+    assert compared == [([Path(name)], Path("test"), Path("step")) for name in ("good", "bad")]

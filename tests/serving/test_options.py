@@ -2,6 +2,8 @@
 
 import codecs
 import json
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,11 +15,20 @@ import pytest
 from colonnade.config.model import ModelConfig
 from colonnade.errors import ConfigError, DataError
 from colonnade.generation.prompts import read_conversations, read_prompts
+from colonnade.launch import launch
 from colonnade.mesh.layout import Layout
 from colonnade.model.precision import DTYPES
+from colonnade.serving import options as checked
 from colonnade.serving import trained
 from colonnade.serving.measurement import Measurement, measurement_problems
-from colonnade.serving.options import device_problems, layout_problems
+from colonnade.serving.options import (
+    all_conversations,
+    all_prompts,
+    check_options,
+    device_problems,
+    layout_problems,
+    prompt_problems,
+)
 from tests.commands import here
 from tests.runs import Finished
 
@@ -30,6 +41,77 @@ def test_generate_tells_all_wrong_options_at_once(finished: Finished) -> None:
     assert answer.status == 2 and answer.out == "" and answer.err.startswith("colonnade: 8 problems\n  - ")
     for said in ("temperature = -1", "top_k = -2", "top_p = 3", "seed = -4", "--tp 3", "--pp 9", "'tpu'", "'fp8'"):
         assert said in answer.err, said
+
+
+def test_what_the_launcher_has_shown_its_ranks_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> None:
+        check_options(tmp_path / "gone", tp=1, pp=1, device="tpu", precision=None, more=["no prompt"])
+
+    with pytest.raises(ConfigError, match=r"^3 problems\n  - .*gone is neither") as caught:
+        check()
+    assert str(caught.value).count("\n  - ") == 3
+    with pytest.raises(ConfigError, match=r"^no prompt$"):
+        check_options(tmp_path, tp=1, pp=1, device="cpu", precision="bf16", more=["no prompt"])
+    monkeypatch.setattr(launch, "has_supervisor", lambda: True)
+    check()
+
+
+@pytest.mark.parametrize("content", [None, b"[model", b"[model]\nnum_layers = 0\n", b"\xff"])
+def test_a_layout_is_not_held_against_a_configuration_that_cannot_be_read(
+    finished: Finished, tmp_path: Path, content: bytes | None
+) -> None:
+    """Whoever opens the checkpoint says what is wrong with it."""
+    path = shutil.copytree(finished.newest, tmp_path / finished.newest.name)
+    for options in ({"tp": 3, "pp": 1}, {"tp": 1, "pp": 9}):
+        with pytest.raises(ConfigError, match="--tp 3" if options["tp"] == 3 else "--pp 9"):
+            check_options(path, **options, device="cpu", precision=None)
+    if content is None:
+        (path / "config.toml").unlink()
+    else:
+        (path / "config.toml").write_bytes(content)
+    check_options(path, tp=3, pp=9, device="cpu", precision=None)
+
+
+def test_prompts_come_before_those_of_a_file_and_conversations_last(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("c\n")
+    (tmp_path / "asked.jsonl").write_text('{"messages": [{"role": "user", "content": "d"}]}\n')
+    assert all_prompts(["a", "b"], tmp_path / "prompts.txt") == ["a", "b", "c"]
+    asked = all_conversations(["a", "b"], tmp_path / "prompts.txt", tmp_path / "asked.jsonl")
+    assert asked == [[{"role": "user", "content": text}] for text in "abcd"]
+    assert list(prompt_problems(None, None, tmp_path / "asked.jsonl")) == []
+
+
+def test_the_best_checkpoint_is_shown_by_the_first_rank_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All open it; without --best nobody looks for it."""
+    monkeypatch.setattr(checked, "best_checkpoint", lambda path: (path / "step_00000004", "loss 2.5 at step 4"))
+    run = Path("run")
+    for rank, told in ((0, "run/step_00000004: loss 2.5 at step 4, the lowest of its run's checkpoints.\n"), (1, "")):
+        monkeypatch.setattr(launch, "rank_and_size", lambda rank=rank: (rank, 2))
+        assert checked.chosen(run, False) == run and capsys.readouterr().err == ""
+        assert checked.chosen(run, True) == run / "step_00000004" and capsys.readouterr().err == told
+
+
+def test_where_there_is_no_folder_nothing_is_said_of_its_best_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_options(tmp_path / "gone", tp=1, pp=1, device="cpu", precision=None, best=True)
+    assert str(caught.value).startswith(f"{tmp_path / 'gone'} is neither a checkpoint nor the folder of a run")
+    with pytest.raises(ConfigError, match=r"--best chooses among the checkpoints of a run"):
+        check_options(tmp_path, tp=1, pp=1, device="cpu", precision=None, best=True)
+
+
+@pytest.mark.parametrize("within", ["", "checkpoints"])
+def test_a_layout_is_held_against_the_newest_checkpoint(finished: Finished, tmp_path: Path, within: str) -> None:
+    """Whose model has other heads, as a run's folder may be used again."""
+    for step, heads in ((1, 2), (2, 4)):
+        path = tmp_path / "run" / within / f"step_{step:08d}"
+        shutil.copytree(finished.newest, path)
+        content = (path / "config.toml").read_text()
+        (path / "config.toml").write_text(re.sub(r"(?m)^num_heads = .*$", f"num_heads = {heads}", content))
+    check_options(tmp_path / "run", tp=4, pp=1, device="cpu", precision=None)
+    with pytest.raises(ConfigError, match=r"--tp 8 does not divide.*step_00000002.*Use 1, 2, 4\."):
+        check_options(tmp_path / "run", tp=8, pp=1, device="cpu", precision=None)
 
 
 def test_a_model_is_not_cut_into_more_stages_than_it_has_units(finished: Finished) -> None:

@@ -11,7 +11,7 @@ import pytest
 from colonnade.config.load import load
 from colonnade.data.indexed import TokenFile
 from colonnade.data.writer import TokenFileWriter
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, ConfigError
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving import own_data
 from colonnade.tasks.t5 import Written
@@ -97,6 +97,26 @@ def test_other_data_is_refused_of_a_run_that_may_go_on_over_it_too(finished: Fin
             trained, Mesh(), finished.newest, "validation", samples=None, batch_size=None, as_json=False
         )
     assert f"\n  data.train ({parts / 'a'}): " in str(caught.value)
+
+
+def test_a_part_that_the_run_does_not_have_is_not_measured() -> None:
+    """Nor another in its place."""
+    corpus: Any = SimpleNamespace(datasets=SimpleNamespace(validation=range(3), test=None))
+    config: Any = SimpleNamespace(data=SimpleNamespace(split="5:1"))
+    assert own_data._part(corpus, config, Path("step"), "validation") == range(3)
+    with pytest.raises(ConfigError, match=r"has no test part: its data\.split = '5:1' leaves no sample for it, and"):
+        own_data._part(corpus, config, Path("step"), "test")
+
+
+def test_of_a_checkpoint_that_does_not_know_its_data_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus: Any = SimpleNamespace(files={key: SimpleNamespace(prefix=key) for key in ("a/train", "b/test")})
+    known: list[Any] = [{"data.train": "sha"}, None]
+    monkeypatch.setattr(own_data, "read_manifest", lambda path: path)
+    monkeypatch.setattr(own_data, "metadata_of", lambda path, manifest: SimpleNamespace(data=known.pop(0)))
+    assert own_data._not_known(Path("step"), corpus) == ""
+    assert own_data._not_known(Path("step"), corpus).startswith(
+        "the checkpoint does not know its data: whether a/train, b/test are the files that it was trained on"
+    )
 
 
 def test_options_that_do_not_go_together(finished: Finished) -> None:

@@ -18,7 +18,8 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError
 from colonnade.examples.formats import FORMATS
 from colonnade.examples.make import make_examples
-from colonnade.serving.predict import Predictions, averaged, columns_of
+from colonnade.serving import predict as predicting
+from colonnade.serving.predict import Predictions, averaged, check_options, columns_of, predict_any, show
 from tests.commands import forked, here
 from tests.runs import Finished, metrics
 from tests.slow import first_fast
@@ -203,6 +204,118 @@ def test_logits_of_an_ensemble_are_averaged() -> None:
     fields, nobody = ExampleFields("sst2", "classification", ("text",), ("negative", "positive")), np.full(1, np.nan)
     members = [Predictions(fields, np.array([logits]), nobody) for logits in ([1.0, -2.0], [3.0, 6.0], [-1.0, 5.0])]
     assert averaged(members).logits.tolist() == [[1.0, 3.0]]
+
+
+NOBODY = np.full(2, np.nan)
+SST2 = ExampleFields("sst2", "classification", ("text",), ("negative", "positive"))
+RTE = ExampleFields("rte", "classification", ("text", "text"), ("entailment", "not_entailment"))
+RACE = ExampleFields("race", "choice", ("passage", "option A", "option B"))
+STSB = ExampleFields("stsb", "classification", ("text", "text"), ())
+
+
+def test_however_large_logits_are_their_probabilities_are_numbers() -> None:
+    found = Predictions(SST2, np.array([[1000.0, 0.0], [-2000.0, -2000.0 + math.log(3)]]), NOBODY)
+    np.testing.assert_allclose(found.probabilities, [[1.0, 0.0], [0.25, 0.75]], rtol=1e-12)
+    (first, second) = found.records()
+    assert first == {"index": 0, "prediction": "negative", "probabilities": {"negative": 1.0, "positive": 0.0}}
+    assert (second["index"], second["prediction"]) == (1, "positive")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told", "lines"),
+    [
+        (SST2, ["negative", "positive"], ["0\t0", "1\t1"]),
+        (RTE, ["entailment", "not_entailment"], ["0\tentailment", "1\tnot_entailment"]),
+        (RACE, ["A", "B"], ["0\tA", "1\tB"]),
+        (STSB, [2.5, -1.0], ["0\t2.500", "1\t-1.000"]),
+    ],
+    ids=lambda value: value.format if isinstance(value, ExampleFields) else "",
+)
+def test_predictions_are_written_as_the_name_of_the_file_says(
+    fields: ExampleFields, told: list[Any], lines: list[str], tmp_path: Path
+) -> None:
+    """A score is one number, and no prediction."""
+    found = Predictions(fields, np.array([[2.5, 0.5], [-1.0, 3.0]])[:, : 1 if fields is STSB else 2], NOBODY)
+    for name in ("p.tsv", "p.jsonl"):
+        found.save(tmp_path / name)
+    assert (tmp_path / "p.tsv").read_text().splitlines() == ["index\tprediction", *lines]
+    written = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert written == list(found.records()) and [each["index"] for each in written] == [0, 1]
+    assert [each["score" if fields is STSB else "prediction"] for each in written] == told
+    assert all(each.keys() == {"index", "score"} for each in written) is (fields is STSB)
+    assert found.about() == {"format": fields.format, "examples": 2, "scores": {}}
+
+
+@pytest.mark.parametrize(
+    ("head", "output", "threshold", "said"),
+    [
+        ("spans", "p.tsv", None, "SQuAD's predictions are .json, or .jsonl."),
+        ("classification", "p.json", None, "labels are told in .tsv, as GLUE takes it, or .jsonl."),
+        ("choice", None, 0.0, '--null-threshold is of questions about texts, and the checkpoint has model.head = "ch'),
+        ("spans", "p.json", 0.0, None),
+        ("spans", "p.jsonl", None, None),
+        ("classification", "p.tsv", None, None),
+        ("choice", "p.jsonl", None, None),
+        ("choice", None, None, None),
+    ],
+)
+def test_each_head_has_options_of_its_own(
+    head: str, output: str | None, threshold: float | None, said: str | None
+) -> None:
+    def check() -> None:
+        check_options(head, None if output is None else Path(output), threshold)
+
+    if said is None:
+        check()
+        return
+    with pytest.raises(ConfigError) as caught:
+        check()
+    assert said in str(caught.value)
+
+
+def test_an_ensemble_is_of_all_models_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each on the ranks of the first, and read as the first is."""
+    logits = {"first": [1.0, -2.0], "a": [3.0, 6.0], "b": [-1.0, 5.0]}
+    config, asked = SimpleNamespace(model=SimpleNamespace(head="classification")), list[Any]()
+    first: Any = SimpleNamespace(name="first", config=config)
+
+    def ask(trained: Any, mesh: Any, inputs: Any, **how: Any) -> Predictions:
+        asked.append((mesh, inputs, how))
+        return Predictions(SST2, np.array([logits[trained.name]]), NOBODY[:1])
+
+    monkeypatch.setattr(predicting, "predict", ask)
+    monkeypatch.setattr(
+        predicting,
+        "open_another",
+        lambda path, mesh, beside: SimpleNamespace(name=str(path)) if (mesh, beside) == ("ranks", first) else None,
+    )
+    mesh: Any = "ranks"
+    how: dict[str, Any] = {"output": None, "format_name": "sst2", "batch_size": 3, "null_threshold": None}
+    for others, expected in (([], [1.0, -2.0]), ([Path("a"), Path("b")], [1.0, 3.0])):
+        found = predict_any(first, mesh, [Path("x")], others=others, **how)
+        assert isinstance(found, Predictions) and found.logits.tolist() == [expected]
+    assert asked == [("ranks", [Path("x")], {"format_name": "sst2", "batch_size": 3})] * 4
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("output", [None, "p.jsonl"])
+def test_predictions_are_shown_or_written(
+    output: str | None, as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is about them stands beside the lines of predictions, and never among them."""
+    found = Predictions(SST2, np.array([[2.5, 0.5]]), np.array([1.0]))
+    place = None if output is None else tmp_path / output
+    show(found, place, as_json=as_json)
+    said, (record,) = capsys.readouterr(), list(found.records())
+    summary = "1 example of sst2: accuracy 0.0000"
+    assert place is None or [json.loads(line) for line in place.read_text().splitlines()] == [record]
+    if as_json:
+        more = {"predictions": [record]} if place is None else {"output": str(place)}
+        assert (json.loads(said.out), said.err) == ({**found.about(), **more}, "")
+    elif place is None:
+        assert json.loads(said.out) == record and said.err.startswith(summary) and "->" not in said.err
+    else:
+        assert said.out.startswith(summary) and said.out.endswith(f" -> {place}\n") and said.err == ""
 
 
 def test_models_of_two_tasks_are_no_ensemble() -> None:

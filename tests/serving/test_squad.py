@@ -17,7 +17,7 @@ from colonnade.evaluation.squad import scores_2
 from colonnade.examples.squad import Given, Question
 from colonnade.serving import squad as measured_squad
 from colonnade.serving.measurement import Measurement
-from colonnade.serving.predict_spans import AnsweredQuestions
+from colonnade.serving.predict_spans import AnsweredQuestions, predict_spans
 from colonnade.serving.squad import answers_to, check_member, manner, score_line
 from tests.commands import forked, here
 from tests.tasks.questions import squad, write_config, write_questions
@@ -244,6 +244,36 @@ def test_what_no_answer_can_be_given_to(trained: Path, tmp_path: Path) -> None:
         assert answer.status == 2 and message in answer.err, (arguments, answer)
 
 
+@pytest.mark.parametrize(
+    ("name", "form", "said"),
+    [
+        ("dev.json", "mnli", '--format mnli, and the checkpoint has model.head = "spans"'),
+        ("folder.json", None, "folder.json is no file"),
+        ("gone.jsonl", "squad", "gone.jsonl is no file"),
+        ("dev.txt", None, "dev.txt does not end in .json or .jsonl"),
+    ],
+)
+def test_what_holds_no_questions(name: str, form: str | None, said: str, tmp_path: Path) -> None:
+    """Whatever stands before it among the files."""
+    for file in ("dev.json", "dev.txt"):
+        (tmp_path / file).write_text("{}")
+    (tmp_path / "folder.json").mkdir()
+    nothing: Any = None
+    inputs = [tmp_path / "dev.json", tmp_path / name]
+    with pytest.raises(ConfigError) as caught:
+        predict_spans(nothing, nothing, inputs, format_name=form, batch_size=8, null_threshold=None)
+    assert said in str(caught.value)
+
+
+def test_a_model_that_tells_labels_answers_no_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_squad, "prepare", lambda *_: [])
+    config = SimpleNamespace(model=SimpleNamespace(kind="bert", head="classification"))
+    labels, nothing = SimpleNamespace(config=config, model=None, tokenizer=None), SimpleNamespace()
+    how: Any = SimpleNamespace(windows=None, length=16, selection=None)
+    with pytest.raises(ConfigError, match='of kind "bert" with head "classification" has no answers to questions'):
+        answers_to([], labels, nothing, how, may_be_none=True)  # type: ignore[arg-type]
+
+
 def test_models_that_read_other_tokens_are_no_ensemble() -> None:
     def member(tokenizer: str, seq_length: int) -> Any:
         config = SimpleNamespace(model=SimpleNamespace(seq_length=seq_length))
@@ -324,3 +354,20 @@ def test_predictions_that_are_written_obey_the_threshold(threshold: float, predi
         answered.save(tmp_path / name)
     assert json.loads((tmp_path / "p.jsonl").read_text())["prediction"] == prediction
     assert json.loads((tmp_path / "p.json").read_text()) == {"a": prediction}
+    assert answered.about()["questions"] == 1 and answered.about()["scores"] == answered.scores()
+    assert answered.scores()["exact"] == (100.0 if prediction else 0.0)
+
+
+def test_of_many_answers_the_likeliest_are_told() -> None:
+    """With what is certain of each; where nobody asked whether there is one, nothing about that."""
+    question = Question(Path("asked.jsonl"), 1, "a", "When?", "In 1990, or 1991.", None)
+    found = Answers([Answer(f"199{n}", 0.4 - n / 10, 0.0, 0.0) for n in range(5)], None)
+    answered = AnsweredQuestions([question], {"a": found}, 0.0, may_be_none=False)
+    (record,) = answered.records()
+    assert record == {
+        "id": "a",
+        "question": "When?",
+        "prediction": "1990",
+        "answers": [{"text": f"199{n}", "probability": 0.4 - n / 10} for n in range(3)],
+    }
+    assert answered.scores() == {} and answered.summary().startswith("1 question answered; the file does not say")

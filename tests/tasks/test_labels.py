@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from colonnade.config.model import ModelConfig
+from colonnade.errors import DataError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.model.initialize import initialize_
@@ -72,6 +74,26 @@ def test_every_sequence_of_a_choice_has_dropout_of_its_own() -> None:
         ModelConfig(kind="bert", head="choice", num_labels=4, seq_length=8), 3, 30, separate_documents=False
     )
     assert batch.columns.tolist() == list(range(12)) and batch.tokens.shape == (8, 12)
+
+
+@pytest.mark.parametrize(("num_labels", "targets"), [(1, [0, 0, 0, 0]), (2, [0, 1, 0, 1]), (3, [0, 1, 2, 0])])
+def test_a_batch_for_measuring_has_labels_that_there_are(num_labels: int, targets: list[int]) -> None:
+    model = ModelConfig(kind="bert", head="classification", num_labels=num_labels, seq_length=8)
+    batch = Labels().random_batch(model, 4, 30, separate_documents=False)
+    assert batch.targets.tolist() == targets and batch.tokens.shape == (8, 4)
+    assert Labels().counts(batch).tolist() == [4.0] and bool(batch.real.all())
+
+
+def test_an_evaluation_of_no_example_is_told() -> None:
+    config = ModelConfig(
+        kind="bert", head="classification", num_labels=3, hidden_size=8, num_heads=2, num_layers=1, seq_length=8
+    )
+    model = Labels().build(config, 30, Parallel(Mesh().tp), None)
+    nobody: Any = None
+    with pytest.raises(DataError, match="the evaluation has no example"):
+        Labels().evaluate(
+            model, [], dp=Mesh().dp, pp=Mesh().pp, hidden=nobody, byte_lengths=None, tokenizer_checked=True
+        )
 
 
 @pytest.mark.parametrize(("head", "is_binary"), [("classification", True), ("choice", False)])

@@ -22,6 +22,16 @@ def test_every_answer_of_a_run_has_dropout_of_its_own() -> None:
     assert masks is not None and masks.samples.tolist() == list(range(6)) and batch.tokens.shape == (8, 6)
 
 
+def test_each_pair_that_counts_weighs_alike() -> None:
+    task, model = Preferences(), ModelConfig(head="preferences", seq_length=8)
+    batch = replace(task.random_batch(model, 3, 30, separate_documents=False), pair_mask=torch.tensor([1.0, 0.0, 1.0]))
+    assert task.counts(batch).tolist() == [2.0]
+    inputs = task.inputs(batch, torch.tensor([0.25], dtype=torch.float64), None)
+    assert inputs.pair_weights is not None and inputs.pair_weights.tolist() == [0.25, 0.0, 0.25]
+    assert task.inputs(batch, None, None).pair_weights is None and inputs.masks is None
+    assert inputs.counted is batch.loss_mask and inputs.reference is batch.reference
+
+
 def test_answers_that_have_gained_equally_are_not_rightly_preferred() -> None:
     """As before the first step of a run, whose model is its own reference."""
     task, sizes = Preferences(), {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "seq_length": 8}

@@ -208,6 +208,13 @@ def test_two_ranks_read_every_window_however_many_batches_there_are(batch_size: 
         np.testing.assert_allclose(found, alone, rtol=1e-10, atol=1e-12)
 
 
+def test_a_batch_for_measuring_has_answers_all_over_its_windows() -> None:
+    model = ModelConfig(kind="bert", head="spans", seq_length=8)
+    batch = Spans().random_batch(model, 5, 30, separate_documents=False)
+    assert batch.answers.tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 0, 1]] and batch.tokens.shape == (8, 5)
+    assert Spans().counts(batch).tolist() == [5.0] and bool(batch.real.all())
+
+
 def test_a_span_is_right_where_its_beginning_and_its_end_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four samples whose likeliest beginning is 1 and end 3, one has both right, two a beginning, three an end."""
     built, weights = drawn_model(), ResidentWeights()

@@ -60,6 +60,15 @@ def test_the_first_token_is_one_and_the_one_behind_the_last_is_none(tmp_path: Pa
     assert published_at(tmp_path, kept, tokenizer(), 10) == PublishedMetadata(begin=9, ends=(9,))
 
 
+def test_each_token_is_what_the_generation_says_or_else_the_configuration(tmp_path: Path) -> None:
+    """Each of several once, and only what can be a token."""
+    generation = {"eos_token_id": [3, 5, 3, -1], "pad_token_id": -1}
+    config = {"bos_token_id": [2, 1], "eos_token_id": 6, "pad_token_id": 8}
+    manifest = checkpoint(tmp_path, {"generation_config.json": generation, **NAMES}, converted_from=config)
+    found = published_at(tmp_path, manifest, tokenizer(), 10)
+    assert found == PublishedMetadata(begin=2, ends=(3, 5), pad=8)
+
+
 def test_how_text_is_sampled_is_kept_in_full(tmp_path: Path) -> None:
     """Beams and lengths too; what is no number is not."""
     said = {"num_beams": 4, "repetition_penalty": 1.25, "max_new_tokens": 20, "do_sample": False, "top_k": None}

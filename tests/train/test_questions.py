@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from colonnade.data.question_windows import Windows
-from colonnade.errors import ConfigError
+from colonnade.errors import ConfigError, DataError
 from colonnade.train.questions import open_questions
 
 TOKENIZER: Any = SimpleNamespace()
@@ -39,9 +39,21 @@ def test_only_a_file_of_2_has_questions_without_an_answer(version: str, may_be_n
     assert open_questions(config_of(None), TOKENIZER, windows) is None
 
 
+def test_questions_that_do_not_say_what_is_right_are_no_measure(tmp_path: Path) -> None:
+    """As those of a test set."""
+    content = json.loads(write(tmp_path / "test.json", "1.1").read_text())
+    asked = content["data"][0]["paragraphs"][0]["qas"]
+    asked.append({"id": "q1", "question": "Which river?"})
+    (tmp_path / "test.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r'test\.json: question "q1" does not say what is right'):
+        open_questions(config_of(tmp_path / "test.json"), TOKENIZER, Windows())
+
+
 def test_what_is_no_file_of_questions_is_told_with_its_key(tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
-    write(tmp_path / "dev.jsonl", "1.1")
-    for name, said in (("folder.json", "is no file. Name"), ("dev.jsonl", "does not end in .json. Name")):
+    for name in ("dev.jsonl", "dev.txt"):
+        write(tmp_path / name, "1.1")
+    ending = "does not end in .json. Name"
+    for name, said in (("folder.json", "is no file. Name"), ("dev.jsonl", ending), ("dev.txt", ending)):
         with pytest.raises(ConfigError, match=rf"^data\.questions = '{tmp_path / name}' {said} a file of SQuAD"):
             open_questions(config_of(tmp_path / name), TOKENIZER, Windows())

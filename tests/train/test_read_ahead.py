@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -119,11 +121,31 @@ def test_no_thread_is_left_after_an_error_either() -> None:
         raise RuntimeError("of the step")
 
 
+def test_who_is_asked_a_second_time_to_end_waits_for_nothing_that_is_read() -> None:
+    gate = threading.Event()
+
+    def read(position: int) -> list[Microbatch]:
+        assert position == 0 or gate.wait(60)
+        return [batch(position)]
+
+    threading.Timer(20.0, gate.set).start()
+    with pytest.raises(KeyboardInterrupt), ReadAhead(read, active=True) as reader:
+        reader.take(0, 4)
+        raise KeyboardInterrupt
+    assert not gate.is_set()
+    gate.set()
+    for thread in readers():
+        thread.join()
+
+
 def test_where_it_pays(corpus: TinyCorpus, tmp_path: Path) -> None:
     here = open_corpus(tiny.config(corpus, tmp_path))
     assert pays(torch.device("cuda"), here) and not pays(torch.device("cpu"), here)
     folder = [f"data.train=file://{corpus.prefix}", f"data.cache={tmp_path}/cache"]
-    assert pays(torch.device("cpu"), open_corpus(tiny.config(corpus, tmp_path, *folder)))
+    elsewhere = open_corpus(tiny.config(corpus, tmp_path, *folder))
+    assert pays(torch.device("cpu"), elsewhere)
+    one_of_two: Any = SimpleNamespace(files={**here.files, "more": elsewhere.files["data.train"]})
+    assert pays(torch.device("cpu"), one_of_two)
 
 
 @pytest.mark.parametrize("more", [["parallel.dp=2"], []])

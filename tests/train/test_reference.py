@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colonnade.errors import DataError
-from colonnade.train.reference import _parts, attach_stored, path_of, read
+from colonnade.errors import ConfigError, DataError
+from colonnade.mesh.mesh import Mesh
+from colonnade.train.reference import _parts, attach_stored, path_of, read, stored
 
 KNOWN = {"data": {"data.train": "a"}, "seq_length": 16, "model": {"kind": "gpt"}, "precision": "fp32"}
 PARTS: Any = {"train.0": range(3), "validation.0": range(2)}
@@ -46,6 +47,44 @@ def test_every_pair_has_to_be_there(name: str, rows: int | None, tmp_path: Path)
     path = write(tmp_path / "reference.npz", KNOWN, found)
     with pytest.raises(DataError, match=f"no log-probabilities of all {len(PARTS[name])} pairs of {name}"):
         read(path, KNOWN, PARTS)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_is_no_number_is_no_log_probability(wrong: float, tmp_path: Path) -> None:
+    found = {**FOUND, "validation.0": np.array([[1.0, 1.0], [1.0, wrong]])}
+    with pytest.raises(DataError, match=r"no log-probabilities of all 2 pairs of validation\.0"):
+        read(write(tmp_path / "reference.npz", KNOWN, found), KNOWN, PARTS)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_before_the_first_step_there_is_none_and_behind_it_it_is_needed(step: int, tmp_path: Path) -> None:
+    config: Any = SimpleNamespace(
+        preferences=SimpleNamespace(reference=None), run=SimpleNamespace(folder=str(tmp_path))
+    )
+    corpus: Any = None
+    if step == 0:
+        assert stored(config, corpus, Mesh(), step=step) is None
+        return
+    with pytest.raises(ConfigError, match=f"^{tmp_path / 'reference.npz'} is gone: .* the weights of step 1 cannot"):
+        stored(config, corpus, Mesh(), step=step)
+
+
+def test_pairs_are_measured_beside_what_the_file_says(tmp_path: Path) -> None:
+    class Part(list[int]):
+        reference: Any = None
+
+    train, validation = Part(range(3)), Part(range(2))
+    datasets = SimpleNamespace(
+        train=SimpleNamespace(parts=[train]), validation=SimpleNamespace(parts=[validation]), test=None
+    )
+    corpus: Any = SimpleNamespace(datasets=datasets, identities={"data.train": "a"})
+    path = write(tmp_path / "mine.npz", KNOWN, FOUND)
+    settings: Any = SimpleNamespace(
+        model=SimpleNamespace(head="preferences"), preferences=SimpleNamespace(reference=str(path))
+    )
+    attach_stored(settings, corpus)
+    assert train.reference.tolist() == FOUND["train.0"].tolist()
+    assert validation.reference.tolist() == FOUND["validation.0"].tolist()
 
 
 def test_a_file_that_is_named_takes_the_place_of_the_runs_own(tmp_path: Path) -> None:

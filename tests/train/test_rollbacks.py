@@ -12,10 +12,10 @@ from colonnade.errors import CheckpointError, ConfigError
 from colonnade.train import rollbacks
 from colonnade.train.change import Change
 from colonnade.train.change_requests import Decided, write_decided
-from colonnade.train.divergence import Rollback
+from colonnade.train.divergence import BY_HAND, Rollback
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import COPIES, ROLLBACKS
-from tests.runs import saved_steps
+from tests.runs import events, metrics, saved_steps
 
 
 @pytest.fixture
@@ -52,6 +52,22 @@ def test_a_return_by_hand_leaves_no_copy_in_memory_that_counts(run: Path) -> Non
     (run / COPIES).write_text("the start before")
     _, gone = rollbacks.by_hand(run, 4, RollbackOptions())
     assert not (run / COPIES).exists() and gone == [6] and saved_steps(run) == [2, 4]
+
+
+def test_a_return_by_hand_says_what_was_asked_and_undoes_those_to_its_step_or_later(run: Path) -> None:
+    """Lines of later steps are set aside."""
+    known = [Rollback(to=to, skip=1, id=str(to)) for to in (2, 4, 6)]
+    rollbacks.write(run, known)
+    (run / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 7)))
+    asked = RollbackOptions(rate_factor=0.5, rate_steps=3, rewarm=5)
+    rollback, gone = rollbacks.by_hand(run, 4, asked)
+    wanted = {"to": 4, "rate_factor": 0.5, "rate_until": 7, "rewarm_steps": 5, "reason": BY_HAND, "id": rollback.id}
+    assert rollback == Rollback(**wanted) and rollback.id and gone == [6]
+    assert rollbacks.read(run) == [known[0], rollback]
+    assert [line["step"] for line in metrics(run)] == [1, 2, 3, 4]
+    assert (run / "undone.jsonl").read_text() == '{"step": 5}\n{"step": 6}\n'
+    (told,) = events(run)
+    assert told["event"] == "rolled back" and told.items() >= rollback.model_dump().items()
 
 
 def test_a_return_passes_over_batches_though_later_checkpoints_are_damaged(run: Path) -> None:

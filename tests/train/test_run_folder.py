@@ -8,7 +8,15 @@ import pytest
 from colonnade.atomic import write_whole
 from colonnade.config.load import load, to_toml
 from colonnade.errors import ConfigError
-from colonnade.train.run_folder import configuration_of, occupy, was_trained
+from colonnade.train.run_folder import (
+    CHANGES,
+    DECIDED,
+    ROLLBACKS,
+    configuration_of,
+    occupy,
+    was_asked_to_change,
+    was_trained,
+)
 from tests.distributed import run_on_ranks
 from tests.runs import snapshot
 from tests.tiny import TinyCorpus, config
@@ -84,6 +92,21 @@ def test_what_shows_that_a_run_was_trained(tmp_path: Path) -> None:
     assert was_trained(tmp_path)
 
 
+def test_a_run_that_is_to_begin_does_not_begin_where_there_are_checkpoints(corpus: TinyCorpus, tmp_path: Path) -> None:
+    settings = config(corpus, tmp_path, "checkpoint.resume=false")
+    occupy(settings)
+    for step in (2, 4):
+        (tmp_path / f"run/checkpoints/step_0000000{step}").mkdir()
+    with pytest.raises(ConfigError, match=r"already has step_00000004, and checkpoint\.resume = false"):
+        occupy(settings)
+
+
+@pytest.mark.parametrize(("name", "was_asked"), [(CHANGES, True), (DECIDED, True), (ROLLBACKS, False)])
+def test_what_was_asked_for_or_decided_may_be_in_force(tmp_path: Path, name: str, was_asked: bool) -> None:
+    (tmp_path / name).touch()
+    assert was_asked_to_change(tmp_path) == was_asked
+
+
 def test_a_checkpoint_knows_its_own_configuration(corpus: TinyCorpus, tmp_path: Path) -> None:
     """Not the one that the run was started with since."""
     now = config(corpus, tmp_path, "train.steps=9")
@@ -117,10 +140,12 @@ def test_a_damaged_config(corpus: TinyCorpus, tmp_path: Path, content: str) -> N
     before = snapshot(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"cannot be read.*Remove it.*or set another run.folder"):
         occupy(settings)
-    (tmp_path / "run/checkpoints/step_00000004").mkdir()
+    for step in (2, 4):
+        (tmp_path / f"run/checkpoints/step_0000000{step}").mkdir()
     with pytest.raises(ConfigError, match=r"Copy .*/checkpoints/step_00000004/config.toml over it"):
         occupy(settings)
-    (tmp_path / "run/checkpoints/step_00000004").rmdir()
+    for step in (2, 4):
+        (tmp_path / f"run/checkpoints/step_0000000{step}").rmdir()
     assert snapshot(tmp_path / "run") == before
 
 

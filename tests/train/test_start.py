@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -246,10 +247,17 @@ def test_what_a_run_keeps_is_told_and_of_one_that_has_not_begun_nothing_is(confi
     assert begin.lines(config, ["model.dropout=0.3", "train.evaluate_every=7"]) == []
 
 
-def test_the_newest_of_several_checkpoints_is_named_after_a_loss(config: Path, tmp_path: Path) -> None:
+def test_the_newest_of_several_checkpoints_is_named_after_a_loss(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However a file system lists them."""
     for step in (100, 20, 3):
         (tmp_path / "run" / "checkpoints" / f"step_{step:08d}").mkdir(parents=True)
-    assert begin.how_to_go_on(load(config)).endswith("checkpoints/step_00000100.")
+    glob = Path.glob
+    for backwards in (False, True):
+        listed = partial(sorted, reverse=backwards)
+        monkeypatch.setattr(Path, "glob", lambda self, pattern, listed=listed: listed(glob(self, pattern)))
+        assert begin.how_to_go_on(load(config)).endswith("checkpoints/step_00000100.")
 
 
 def test_folders_that_were_there_stay(config: Path, tmp_path: Path) -> None:
@@ -401,6 +409,12 @@ def test_ranks_do_not_return_by_themselves(config: Path, tmp_path: Path, monkeyp
     with pytest.raises(ConfigError) as told:
         begin.roll_back(load(config), 4, RollbackOptions(skip=2))
     assert f"`colonnade rollback {tmp_path / 'run'} 4 --skip 2`" in str(told.value)
+
+
+def test_who_starts_a_run_returns_it(finished: Finished, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    said = begin.roll_back(load(finished.config, [f"run.folder={run}"]), 4, RollbackOptions())
+    assert said.startswith(f"{run} returns to step 4, to ") and not (run / "checkpoints" / "step_00000006").exists()
 
 
 def test_a_folder_is_returned_where_it_is_a_runs_and_nobodys(finished: Finished, tmp_path: Path) -> None:

@@ -1,16 +1,18 @@
 """What a teacher is asked, and what comes of its answers on each stage; which layers and widths are compared."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from colonnade.errors import ConfigError
+from colonnade.errors import CheckpointError, ConfigError
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert_labels import LabelHead, LabelInputs
 from colonnade.model.inputs import Inputs
-from colonnade.train.teacher import Teacher, _check_layers
+from colonnade.train.teacher import Teacher, _check_cut, _check_layers
+from tests.tiny import TinyCorpus, config
 
 
 class Labels(LabelHead):
@@ -79,3 +81,25 @@ def test_hidden_states_are_as_wide_as_was_said_or_as_the_students(said: int | No
         return
     with pytest.raises(ConfigError, match=rf"it has hidden states of {width} .*Set\s.*teacher_hidden_size = {width}"):
         _check_layers("it", model, config)
+
+
+@pytest.mark.parametrize(
+    ("layout", "teacher", "said"),
+    [
+        (["parallel.tp=2"], {}, ""),
+        (["parallel.tp=2"], {"num_heads": 1}, "parallel.tp = 2 does not divide model.num_heads = 1"),
+        (["parallel.pp=4", "model.num_layers=4"], {"num_layers": 1}, "parallel.pp = 4 stages, but 1 blocks"),
+        (["parallel.pp=2", "parallel.virtual_stages=2", "parallel.schedule=interleaved", "model.num_layers=4"], {}, ""),
+    ],
+)
+def test_a_teacher_that_cannot_be_cut_as_the_run_is_is_told(
+    corpus: TinyCorpus, tmp_path: Path, layout: list[str], teacher: dict[str, int], said: str
+) -> None:
+    """Over tp and pp; how the student is cut beside that is not the teacher's."""
+    settings = config(corpus, tmp_path, *layout)
+    model = settings.model.model_copy(update={"num_layers": 2, **teacher})
+    if not said:
+        _check_cut("it", model, settings)
+        return
+    with pytest.raises(CheckpointError, match=rf"^it cannot be cut as the run is:\n  {said}"):
+        _check_cut("it", model, settings)

@@ -310,6 +310,8 @@ def test_wandb_knows_a_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [(how["id"], how["resume"]) for how in fake.inits] == [(None, None), ("abc123", "allow")]
     assert fake.inits[0]["mode"] == "online" and fake.inits[0]["dir"] == str(tmp_path)
     assert (fake.inits[0]["project"], fake.inits[0]["name"]) == ("project", "name")
+    quiet = {"console": "off", "silent": True, "disable_git": True, "save_code": False}
+    assert fake.inits[0]["settings"] == quiet, "a run's lines and code are its own"
     assert fake.logged[:2] == [({"loss": 1.0}, 7), ({"event/saved": 7}, 7)] and fake.finished == 2
 
 
@@ -351,7 +353,9 @@ def test_prometheus_that_is_opened_again_has_what_is_seen_from_then_on(tmp_path:
     assert 'colonnade_event_saved_step{run="r"} 2.0' in lines
 
 
-def test_prometheus_over_http_on_this_machine_alone(tmp_path: Path) -> None:
+def test_prometheus_over_http_on_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And in no file."""
+    monkeypatch.chdir(tmp_path)
     pytest.importorskip("prometheus_client")
     import socket
 
@@ -366,6 +370,7 @@ def test_prometheus_over_http_on_this_machine_alone(tmp_path: Path) -> None:
     tracker.close()
     with pytest.raises(OSError):
         urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

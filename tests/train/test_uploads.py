@@ -144,6 +144,17 @@ def test_what_is_there_is_not_uploaded_again_and_what_is_half_is(run: Run) -> No
     assert run.stored.read(4, "a.distcp") == b"weights of 4, second"
 
 
+def test_a_disk_that_refuses_the_record_is_told_as_the_reason(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path, target: Path) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(uploads, "pack", refuse)
+    run.save(2)
+    with run.uploads(upload_patience=0.05):
+        await_(lambda: bool(run.told.of("upload failed")))
+    assert run.told.of("upload failed")[0]["reason"] == "OSError: No space left on device" and run.there() == []
+
+
 def test_which_are_kept(run: Run) -> None:
     with run.uploads(keep=3) as going:
         for step in (2, 4, 6, 8):
