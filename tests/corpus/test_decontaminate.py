@@ -116,6 +116,14 @@ def test_cutting_keeps_what_is_around(run: Run, write_lines: Any, exam: dict[str
     )
 
 
+def test_nothing_between_a_cut_and_the_end_is_no_piece(run: Run, write_lines: Any, exam: dict[str, str]) -> None:
+    """However short a piece may be."""
+    after = " ".join(words(60, 2))
+    cut = {"tests": exam, "action": "cut", "cut_characters": 0, "min_piece_characters": 0}
+    texts = [f"  {' '.join(EXAM)} {after}", f"{after} {' '.join(EXAM)} \n"]
+    assert run(write_lines("in.jsonl", texts), decontaminate=cut).texts() == [after, after]
+
+
 def test_each_piece_has_its_own_tokens_and_bytes(
     tmp_path: Path, run: Run, write_lines: Any, exam: dict[str, str], tokenizer: Tokenizer
 ) -> None:
@@ -252,6 +260,9 @@ def test_a_broken_evaluation_set_stops_before_any_work(tmp_path: Path, run: Run,
     ):
         with pytest.raises(DataError, match=rf"latin\.txt cannot be read as a {name}|as a list of {name}"):
             run(write_lines("in.jsonl", ["text"]), **section)
+    (tmp_path / "urls.txt").write_text("example.org\nhttp://[bad/x\n")
+    with pytest.raises(DataError, match=r"urls\.txt has an entry that is no URL, 'http://\[bad/x': Invalid IPv6 URL\."):
+        run(write_lines("in.jsonl", ["text"]), filter={"min_tokens": 0, "remove_urls": [str(tmp_path / "urls.txt")]})
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match=r"tokenizer\.json"):
         run(write_lines("in.jsonl", ["text"]), run={"tokenizer": str(tmp_path / "tokenizer.json")})

@@ -31,7 +31,7 @@ class Filter(Step):
 
     def prepare(self, rank: int) -> None:
         """Reads lists and tokenizer."""
-        self._urls = frozenset(normal_url(line) for path in self.filters.remove_urls for line in list_of(path))
+        self._urls = frozenset(url for path in self.filters.remove_urls for url in urls_of(path))
         self._ids = {source: frozenset(list_of(path)) for source, path in self.filters.remove_ids.items()}
         self._quality = [quality_filter(name) for name in self.filters.quality]
         self._count = self.counter() if self.counter else None
@@ -85,6 +85,17 @@ def list_of(path: str) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as a list: {error}. It has to be UTF-8, an entry a line.") from error
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def urls_of(path: str) -> list[str]:
+    """The entries of a list of URLs, as `listed_as` looks them up."""
+    urls = list[str]()
+    for line in list_of(path):
+        try:
+            urls.append(normal_url(line))
+        except ValueError as error:
+            raise DataError(f"{path} has an entry that is no URL, {line!r}: {error}. Mend it, or remove it.") from error
+    return urls
 
 
 def normal_url(url: str) -> str:

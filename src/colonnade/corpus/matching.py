@@ -1,7 +1,7 @@
 """Which documents that agree in a band are near-duplicates: every pair that counts is compared shingle by shingle.
 
     bucket of few documents     all pairs, but those that others have connected already
-    bucket of many              pairs that share rare shingles, at most MOST for each document
+    bucket of many              one of each set of shingles: pairs that share rare ones, at most MOST for each
 
 Many documents agree in a band without being alike: pages of one template. To compare all pairs of n pages takes n²
 time and finds nothing. Two sets of Jaccard similarity t or more share one of their |x| − ⌈t·|x|⌉ + 1 rarest members,
@@ -10,7 +10,9 @@ Data Cleaning", 2006; Bayardo, Ma, Srikant, "Scaling Up All Pairs Similarity Sea
 template share is not rare. So in a bucket of more than ALL_PAIRS documents a document is compared only with those that
 share one of these shingles; and of those that share one, with the first and the NEIGHBOURS before it, by size. Time and
 memory are then linear in the documents. Where a rare shingle is one of up to NEIGHBOURS + 1 documents and a document
-has no more than MOST such partners, that loses nothing.
+has no more than MOST such partners, that loses nothing, as long as the bucket is no more than a block of some millions
+of shingles. A larger one is taken by size, in blocks that overlap by half: what is further apart than that may be lost,
+unless it is equal.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ NEIGHBOURS = 8
 """[documents] With which a document of a larger bucket is compared for each shingle."""
 MOST = 64
 """[documents] With which it is compared in all: those that share the most."""
-_BLOCK = 1 << 22  # shingles of a large bucket that are looked at together
+_BLOCK = 1 << 22  # shingles of a large bucket that are looked at together, at most
 _COUNTERS = 1 << 20  # in which shingles are counted, by their hash
 _KNOWN = 1 << 20  # pairs that are remembered not to be similar
 
@@ -80,13 +82,27 @@ class Matcher:
 
     def add(self, bucket: Sequence[int]) -> None:
         """Documents that agree in a band, rising."""
+        if len(bucket) > ALL_PAIRS:
+            bucket = self._unequal(bucket)
         if len(bucket) <= ALL_PAIRS:
             self._all_pairs(bucket)
             return
         for block in self._blocks(bucket):
             for first, second in likely_pairs([self._index.shingles(each) for each in block], self._similarity):
-                if self._groups.find(block[first]) != self._groups.find(block[second]):
-                    self._compare(*sorted((block[first], block[second])))
+                self._connect(*sorted((block[first], block[second])))
+
+    def _unequal(self, bucket: Sequence[int]) -> list[int]:
+        """The first document of each set of shingles, with which the others are connected."""
+        first = dict[bytes, int]()
+        for document in bucket:
+            shingles = hashlib.blake2b(self._index.shingles(document).tobytes(), digest_size=16)
+            if (same := first.setdefault(shingles.digest(), document)) != document:
+                self._connect(same, document)
+        return list(first.values())
+
+    def _connect(self, first: int, second: int) -> None:
+        if self._groups.find(first) != self._groups.find(second):
+            self._compare(first, second)
 
     def _all_pairs(self, bucket: Sequence[int]) -> None:
         heads: list[list[int]] = []  # members of the bucket, by group
@@ -115,12 +131,12 @@ class Matcher:
         return False
 
     def _blocks(self, bucket: Sequence[int]) -> Iterator[list[int]]:
-        """A bucket by the size of its documents, in blocks of some millions of shingles."""
+        """A bucket by the size of its documents, in blocks that overlap by half."""
         sizes = np.array([self._index.num_shingles(document) for document in bucket])
         order = np.argsort(sizes, kind="stable")
-        block = np.cumsum(sizes[order]) // _BLOCK
-        edges = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), len(bucket)]
-        for start, stop in pairwise(edges):
+        half = np.cumsum(sizes[order]) // (_BLOCK // 2)
+        edges = [0, *(np.flatnonzero(np.diff(half)) + 1).tolist(), len(bucket)]
+        for start, stop in zip(edges, edges[2:] or edges[1:], strict=False):
             yield [bucket[place] for place in order[start:stop].tolist()]
 
 
@@ -141,23 +157,20 @@ def least(similarity: float, count: int) -> int:
 
 
 def likely_pairs(sets: Sequence[Hashes], similarity: float) -> list[tuple[int, int]]:
-    """Places of sets (each sorted) that share rare members, the later one rising, those that share the most first.
-    Equal sets are paired with the first of them only."""
+    """Places of sets (each sorted, none equal to another) that share rare members, the later one rising, those that
+    share the most first.
+    """
     counts = np.zeros(_COUNTERS, np.int64)
     for members in sets:
         counts[members % np.uint64(_COUNTERS)] += 1
-    pairs, rare, places, first = list[tuple[int, int]](), list[Hashes](), list[int](), dict[bytes, int]()
-    for place, members in enumerate(sets):
-        same = first.setdefault(hashlib.blake2b(members.tobytes(), digest_size=16).digest(), place)
-        if same != place:
-            pairs.append((same, place))
-            continue
+    rare = list[Hashes]()
+    for members in sets:
         order = np.argsort(counts[members % np.uint64(_COUNTERS)], kind="stable")
         rare.append(members[order[: len(members) - least(similarity, len(members)) + 1]])
-        places.append(place)
     if not rare:
-        return pairs
-    return pairs + _sharing(np.concatenate(rare), np.repeat(places, [len(each) for each in rare]), len(sets))
+        return []
+    places = np.repeat(np.arange(len(sets)), [len(each) for each in rare])
+    return _sharing(np.concatenate(rare), places, len(sets))
 
 
 def _sharing(members: Hashes, places: NDArray[np.int64], num_sets: int) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from colonnade.atomic import remove_partial
 from colonnade.config.numbers import counted, size_of_text
 from colonnade.corpus.executors import local_executor, ray_executor, slurm_executor
-from colonnade.corpus.filters import list_of
+from colonnade.corpus.filters import list_of, urls_of
 from colonnade.corpus.language import check_language
 from colonnade.corpus.manifest import NAME, read_manifest
 from colonnade.corpus.needs import log_folder, missing_tasks, require
@@ -64,7 +64,9 @@ def check_named_files(recipe: Recipe, tokenizing: Tokenizing) -> None:
     if recipe.language:
         check_language(recipe.language)
     if recipe.filter:
-        for listed in (*recipe.filter.remove_urls, *recipe.filter.remove_ids.values()):
+        for listed in recipe.filter.remove_urls:
+            urls_of(listed)
+        for listed in recipe.filter.remove_ids.values():
             list_of(listed)
     if recipe.decontaminate:
         read_tests(recipe.decontaminate.tests, ngram=recipe.decontaminate.ngram, key=recipe.read.key)
