@@ -45,6 +45,15 @@ def test_what_the_disk_refuses_names_the_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
+def test_another_file_that_fails_meanwhile_keeps_its_name(tmp_path: Path) -> None:
+    """And what has no number is no matter of the disk."""
+    with pytest.raises(FileNotFoundError) as gone, written(tmp_path / "file"):
+        (tmp_path / "other").read_bytes()
+    with pytest.raises(OSError, match="cannot be read") as unknown, written(tmp_path / "file"):
+        raise OSError("cannot be read")
+    assert (gone.value.filename, unknown.value.filename) == (str(tmp_path / "other"), None)
+
+
 def test_only_what_killed_writers_have_left_is_removed(tmp_path: Path) -> None:
     left = ["file.7-0123abcd.partial", "deep/.hidden.123-ffffffff.partial"]
     others = ["file", "mine.partial", "file.7-0123abcd.partial.txt", "x.7-0123ABCD.partial", "x.7-123abcd.partial"]

@@ -164,6 +164,13 @@ def test_the_ranks_that_it_starts_know_that_the_run_is_dry(monkeypatch: pytest.M
     assert started == [[sys.executable, "-m", "colonnade", "train", str(config), "parallel.tp=2", "--dry-run"]]
 
 
+def test_fine_tuning_without_a_sweep_is_one_run(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
+    trained: list[tuple[Path, list[str] | None]] = []
+    monkeypatch.setattr(cli, "train", lambda path, overrides: trained.append((path, overrides)))
+    assert here("finetune", config, "train.steps=3").status == here("finetune", config).status == 0
+    assert trained == [(config, ["train.steps=3"]), (config, None)]
+
+
 @pytest.mark.parametrize(("is_rank", "num_ranks"), [(True, 4), (False, 1)])
 def test_a_rank_and_a_run_of_one_rank_start_nothing(
     monkeypatch: pytest.MonkeyPatch, is_rank: bool, num_ranks: int

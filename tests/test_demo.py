@@ -34,6 +34,7 @@ def test_it_stops_half_way_goes_on_and_looks_at_what_it_has_made(
     ran: list[tuple[str, ...]] = []
     monkeypatch.setattr(demo, "_run", lambda *words: ran.append(tuple(map(str, words))))
     monkeypatch.setattr(demo, "_compare_with_xz", lambda folder, text: ran.append(("xz", str(text))))
+    monkeypatch.setattr(demo.time, "perf_counter", iter([1000.0, 1063.4]).__next__)
     here = tmp_path / "new" / "demo"
     demo.main(here)
     text, config, tokenizer = str(here / "holmes.jsonl"), str(here / "demo.toml"), str(here / "tokenizer.json")
@@ -46,7 +47,8 @@ def test_it_stops_half_way_goes_on_and_looks_at_what_it_has_made(
     assert (settings.train.steps, settings.parallel.num_ranks, settings.run.folder) == (300, 2, str(here / "run"))
     stories = len((here / "holmes.jsonl").read_text().splitlines())
     assert stories == 37 == sum(parse_split(settings.data.split)) and parse_split(settings.data.split)[1] == 2
-    assert f"generate {here}/run --prompt" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"generate {here}/run --prompt" in said and "\nDone in 63 s. " in said
 
 
 def test_it_is_not_run_where_it_has_been(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from multiprocessing.process import BaseProcess
@@ -51,3 +53,41 @@ def test_processes_of_another_thread_are_deaf_too_and_this_one_is_left_as_it_was
     thread.start()
     thread.join()
     assert seen == [True, False] and signal.getsignal(signal.SIGINT) is before
+
+
+LEAVE_A_CHILD = """
+import multiprocessing, os, signal, sys, threading, time
+from colonnade.dependent import end_with_parent
+def work(ready):
+    ALONE
+    end_with_parent()
+    ready.send("at work")
+    time.sleep(600)
+context = multiprocessing.get_context("fork")
+here, there = context.Pipe()
+context.Process(target=work, args=(there,)).start()
+here.recv()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    "alone",
+    [
+        "sys.platform = 'another'",
+        pytest.param(
+            "threading.Thread.start = lambda thread: None",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux alone ends processes so"),
+        ),
+    ],
+    ids=["by itself", "by the kernel"],
+)
+def test_a_process_ends_with_the_one_that_has_started_it_however_that_ends(alone: str) -> None:
+    """By the parent's end of a pipe, and by the kernel: each is enough. What it writes to stays open until then."""
+    command = [sys.executable, "-c", LEAVE_A_CHILD.replace("ALONE", alone)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert process.communicate(timeout=60) == (b"", None) and process.returncode == -signal.SIGKILL
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise

@@ -1,14 +1,23 @@
 """Messages, and what is stored: no credentials of URLs, no control characters."""
 
 import errno
-from resource import RLIMIT_NOFILE, getrlimit
+import os
+from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit, setrlimit
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.errors import ColonnadeError, DataError, credentials_in, hidden, mistake, without_credentials
+from colonnade.errors import (
+    ColonnadeError,
+    CopiesError,
+    DataError,
+    credentials_in,
+    hidden,
+    mistake,
+    without_credentials,
+)
 
 SECRET = "s3cr3t"
 URLS = {
@@ -89,6 +98,35 @@ def test_what_is_the_users_to_mend(error: BaseException, told: str | None) -> No
     """Theirs, or their disk's; whatever else is raised is ours, with its traceback."""
     found = mistake(error)
     assert (found is None) if told is None else (found is not None and found.startswith(told))
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+        *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+    ],
+    ids=errno.errorcode.get,
+)
+def test_what_a_disk_refuses_is_one_message(number: int) -> None:
+    said = f"/a: {os.strerror(number)}. Fix that, and run the command again."
+    assert mistake(OSError(number, os.strerror(number), "/a")) == said
+
+
+def test_the_limit_of_open_files_is_the_one_that_holds_and_not_the_one_that_may_be_asked_for() -> None:
+    soft, hard = getrlimit(RLIMIT_NOFILE)
+    lower = 4_000 if soft == RLIM_INFINITY else soft - 1
+    setrlimit(RLIMIT_NOFILE, (lower, hard))
+    try:
+        told = mistake(OSError(errno.EMFILE, "Too many open files"))
+    finally:
+        setrlimit(RLIMIT_NOFILE, (soft, hard))
+    assert told is not None and f"more than the {lower:,} that this process may have" in told
+
+
+def test_copies_that_differ_say_what_each_rank_sees() -> None:
+    seen = [{"blocks.0": "a"}, {"blocks.0": "b"}]
+    assert CopiesError("they differ", seen).by_rank == tuple(seen) and CopiesError("they differ").by_rank == ()
 
 
 def test_parts_of_a_url_are_hidden_one_by_one_longest_first() -> None:

@@ -233,6 +233,38 @@ def test_what_else_can_be_done_is_said(tmp_path: Path) -> None:
     with locked(tmp_path, "a test"), pytest.raises(LockError) as caught, locked(tmp_path, "b", instead="go elsewhere"):
         pass
     assert str(caught.value).endswith("Wait until it has ended, stop it, or go elsewhere.")
+    what = "the token file"
+    with locked(tmp_path, "a"), pytest.raises(LockError) as caught, locked(tmp_path, "b", what=what, instead=None):
+        pass
+    assert str(caught.value).startswith("the token file is in use by `a`, ")
+    assert str(caught.value).endswith("Wait until it has ended, or stop it.")
+
+
+def test_the_lock_that_another_has_made_meanwhile_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between finding the lock free and taking its file away, somebody may have done that and taken it anew."""
+    flock = module.fcntl.flock
+
+    def then_another(descriptor: int, how: int) -> None:
+        flock(descriptor, how)
+        (tmp_path / "lock").unlink()
+        (tmp_path / "lock").write_text("of another")
+
+    with locked(tmp_path, "a test"):
+        monkeypatch.setattr(module.fcntl, "flock", then_another)
+    assert (tmp_path / "lock").read_text() == "of another"
+
+
+def test_a_disk_that_fails_is_no_other_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    before = len(os.listdir("/dev/fd"))
+    monkeypatch.setattr(module.fcntl, "flock", failing)
+    with pytest.raises(OSError, match="Input/output error"), locked(tmp_path, "a test"):
+        pass
+    assert len(os.listdir("/dev/fd")) == before
 
 
 LEAVE_A_CHILD = """

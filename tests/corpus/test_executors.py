@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import pytest
 
-from colonnade.corpus import executors
 from colonnade.corpus.executors import LocalExecutor, _first_error, num_workers, ray_executor
 from colonnade.corpus.recipe import RunSection
 from colonnade.errors import DataError
@@ -107,7 +106,9 @@ def test_ray_is_joined_where_an_address_is_named_and_else_started_once(
     theirs = SimpleNamespace(RayPipelineExecutor=lambda pipeline, **how: {"pipeline": pipeline, **how})
     monkeypatch.setitem(sys.modules, "ray", cast(Any, ray))
     monkeypatch.setitem(sys.modules, "datatrove.executor.ray", cast(Any, theirs))
-    monkeypatch.setattr(executors, "_silence", lambda: None)
+    silenced: list[Any] = []
+    loguru = SimpleNamespace(logger=SimpleNamespace(remove=lambda *which: silenced.append(which)))
+    monkeypatch.setitem(sys.modules, "loguru", cast(Any, loguru))
     for workers, asked in ((0, -1), (3, 3)):
         run = RunSection(executor="ray", workers=workers, memory_gb=5, **said)
         assert ray_executor(run, ["step"], tasks=7, log=tmp_path) == {
@@ -119,6 +120,7 @@ def test_ray_is_joined_where_an_address_is_named_and_else_started_once(
         }
     quiet = {"log_to_driver": False, "logging_level": "warning"}
     assert inits == [{**quiet, **how} for how in begun * 2]
+    assert silenced == [(), ()], "datatrove's log stays off the screen, whoever it is for"
 
 
 def test_ray_that_is_not_installed_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

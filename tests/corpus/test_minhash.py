@@ -49,6 +49,12 @@ def test_recall_is_the_curve(similarity: float) -> None:
     assert abs(found - exact) < 4 * np.sqrt(exact * (1 - exact) / count) + 1e-3
 
 
+def test_bands_are_those_that_earlier_runs_have_in_their_index() -> None:
+    """Numbers of before: with others no document would be near to any that is known."""
+    shingles = np.arange(1, 6, dtype=np.uint64) * np.uint64(0x0123456789ABCDEF)
+    assert [hex(each) for each in Bands(2, 3).of(shingles).tolist()] == ["0x68e390873910082c", "0xa889ad02ede5ce55"]
+
+
 def test_the_defaults_find_all_but_one_in_five_thousand() -> None:
     assert recall(0.7, 32, 4) > 0.9998
 

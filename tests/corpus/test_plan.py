@@ -17,6 +17,7 @@ from colonnade.corpus.duplicates import index_metadata
 from colonnade.corpus.formats import InputSplit
 from colonnade.corpus.plan import keep_plan, left_aside, make_plan, run_file, shared_out, splits_of
 from colonnade.corpus.recipe import DeduplicateStep
+from colonnade.corpus.tasks import store_tasks, stored_task
 from colonnade.data.cleaning import Tokenizers
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
@@ -89,6 +90,24 @@ def test_a_file_of_lines_is_cut_where_it_is_longer_than_a_piece(tmp_path: Path) 
     assert [(split.start, split.stop) for split in found] == [(0, 36)]
     cut = splits_of(str(tmp_path / "a.jsonl"), 9)
     assert [(split.start, split.stop) for split in cut] == [(0, 9), (9, 18), (18, 27), (27, 36)]
+    (tmp_path / "long.ndjson").write_bytes(b"x" * (3 << 20) + b"\nend\n")
+    cut = splits_of(str(tmp_path / "long.ndjson"), 1 << 20)
+    assert [(split.start, split.stop) for split in cut] == [(0, (3 << 20) + 1), ((3 << 20) + 1, (3 << 20) + 5)]
+    for name in ("a.jsonl.gz", "a.txt"):
+        (tmp_path / name).write_bytes(b"12345678\n" * 4)
+        (whole,) = splits_of(str(tmp_path / name), 9)
+        assert (whole.start, whole.stop, whole.num_bytes) == (0, None, 36), "these are read from their beginning"
+
+
+def test_each_task_reads_its_own_inputs(tmp_path: Path) -> None:
+    tasks = [
+        [InputSplit("a.jsonl", "a", 9, 7, start=3, stop=9)],
+        [],
+        [InputSplit("é\udcff.zip", "é", 1, 2, member="ü/m.txt"), InputSplit("b.txt", "b", 3, 4)],
+        [InputSplit("c" * 5_000, "c", 1 << 40, 1 << 60)],
+    ]
+    store_tasks(tmp_path, tasks)
+    assert [stored_task(tmp_path, number) for number in range(4)] == tasks
 
 
 def test_who_runs_it_and_where_it_is_written_make_no_other_run(
@@ -101,7 +120,7 @@ def test_who_runs_it_and_where_it_is_written_make_no_other_run(
 
 
 def test_what_is_left_aside_is_counted_by_what_it_is(tmp_path: Path) -> None:
-    """In folders and in zip files, of which what cannot be streamed is not read."""
+    """In folders and in zip files, of which what cannot be streamed is not read. Folders in them are no files."""
     folder = tmp_path / "in"
     folder.mkdir()
     for name in ("a.jsonl", "a.pdf", "b.pdf", "Makefile", "rows.parquet.gz"):
@@ -110,7 +129,14 @@ def test_what_is_left_aside_is_counted_by_what_it_is(tmp_path: Path) -> None:
     with zipfile.ZipFile(folder / "more.zip", "w") as archive:
         for name in ("in.jsonl", "page.warc", "rows.parquet", "picture.png"):
             archive.writestr(name, "x")
+        for name in ("pages", "old.jsonl"):
+            archive.mkdir(name)
     assert left_aside([str(folder)]) == {".gz": 1, ".parquet": 1, ".pdf": 2, ".png": 1, "fifo": 1, "none": 1}
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside" / "c.pdf").touch()
+    os.mkfifo(tmp_path / "beside" / "pipe.jsonl")
+    both = left_aside([str(folder), str(tmp_path / "beside"), str(folder / "more.zip")])
+    assert both == {".gz": 1, ".parquet": 2, ".pdf": 3, ".png": 2, "fifo": 2, "none": 1}
     found = {split.member for split in splits_of(str(folder), 100)}
     assert found == {"", "in.jsonl", "page.warc"}
 
@@ -130,6 +156,20 @@ def test_an_index_that_does_not_say_how_many_tasks_it_has_cannot_be_compared(
         (part / "index.json").write_text(json.dumps(metadata))
         with pytest.raises(DataError, match=said) if said else nullcontext():
             assert make_plan(recipe).index == (part.name,)
+
+
+def test_what_earlier_runs_kept_is_read_in_one_order_whatever_the_disk_says(
+    tmp_path: Path, write_lines: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = tmp_path / "index"
+    recipe = make_recipe(write_lines("in.jsonl", ["a"]), folder=tmp_path / "out", deduplicate={"index": str(index)})
+    assert recipe.deduplicate is not None
+    for name in "bca":
+        (index / name).mkdir(parents=True)
+        (index / name / "index.json").write_text(json.dumps({**index_metadata(recipe.deduplicate), "tasks": 1}))
+    files = [index / name / "index.json" for name in "bca"]
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: files)
+    assert make_plan(recipe).index == ("a", "b", "c")
 
 
 FILES = ("vocab.json", "merges.txt")
@@ -174,6 +214,8 @@ def test_what_lies_beside_a_vocabulary_makes_another_run_only_where_it_makes_ano
     kept = keep_plan(make_plan(recipe), recipe)
     facts = json.loads(run_file(tmp_path / "out").read_bytes())["facts"]
     assert facts.keys() == {"recipe", "inputs", "named files"}
+    unset = {f"{name}.{key}" for name, keys in facts["recipe"].items() for key in keys if keys[key] is None}
+    assert unset == set(), "with more keys that may be unset, a later version has the same recipe"
     found = [name for name, _, _ in facts["named files"][run["tokenizer"]]]
     assert found == (["vocab.json", "merges.txt"] if place else sorted(os.listdir(folder)))
     assert keep_plan(make_plan(recipe, with_tokenizers), recipe) == kept

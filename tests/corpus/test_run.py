@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -14,13 +15,19 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from colonnade.atomic import written
 from colonnade.corpus import executors
+from colonnade.corpus import run as cleaning
+from colonnade.corpus.executors import LocalExecutor
+from colonnade.corpus.formats import InputSplit
+from colonnade.corpus.plan import Plan
+from colonnade.corpus.progress import progress_folder
 from colonnade.corpus.repair import Repair
+from colonnade.corpus.stages import CleaningStage
 from colonnade.data.cleaning import clean
 from colonnade.errors import DataError, LockError
 from colonnade.lock import locked
@@ -367,3 +374,60 @@ def test_ray_gives_the_same_bytes(tmp_path: Path, run: Run, corpus: Path) -> Non
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     same(whole, Result(tmp_path / "ray", ""))
+
+
+def test_what_carries_out_tasks_elsewhere_is_given_all_of_each_stage(
+    run: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[str, int]] = []
+
+    def on_ray(how: Any, steps: list[Any], *, tasks: int, log: Path) -> LocalExecutor:
+        given.append((log.name, tasks))
+        return LocalExecutor(steps, tasks=tasks, workers=1, logging_dir=str(log), retries=0, lock=cast(Any, None))
+
+    monkeypatch.setattr("colonnade.corpus.run.ray_executor", on_ray)
+    ray = run(corpus, deduplicate={}, run={"piece_bytes": 20_000, "executor": "ray"})
+    many = len(ray.manifest["inputs"])
+    assert given == [("documents", many), ("match", many), ("group", 1), ("finish", many), ("account", 1)]
+    assert many > 1 and len(ray.ids()) == 70
+
+
+class Display:
+    """Stands for what draws bars."""
+
+    def __init__(self, *columns: Any, **how: Any) -> None:
+        self.total: int | None = -1
+        self.told: list[dict[str, Any]] = []
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def add_task(self, name: str, *, total: int | None, speed: str) -> int:
+        self.total = total
+        return 0
+
+    def update(self, task: int, **now: Any) -> None:
+        self.told.append(now)
+
+
+@pytest.mark.parametrize(("name", "total"), [("documents", 60 + 7), ("finish", None)])
+def test_a_bar_tells_what_is_done_of_all_and_how_fast_it_has_been_since_it_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, total: int | None
+) -> None:
+    """What a run before it has done is done, and tells nothing of this one's speed."""
+    pieces = (InputSplit("a", "a", 100, 0, stop=60), InputSplit("b", "b", 7, 0))
+    plan, display = Plan(tuple((piece,) for piece in pieces), (), ""), Display()
+    monkeypatch.setattr(cleaning, "Progress", lambda *columns, **how: display)
+    monkeypatch.setattr(cleaning, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(cleaning.time, "perf_counter", itertools.chain([10.0], itertools.repeat(14.0)).__next__)
+    (folder := progress_folder(tmp_path, name)).mkdir(parents=True)
+    (folder / "00000").write_text("[1000, 60]")
+    with cleaning.bar(CleaningStage(name, [], 2), plan, tmp_path, shown=True):
+        while not display.told:
+            time.sleep(0.001)
+        (folder / "00001").write_text("[2000, 5]")
+        while display.told[-1]["completed"] == 60:
+            time.sleep(0.001)
+    assert display.total == total and display.told[0] == {"completed": 60, "speed": "1,000 documents · 0/s"}
+    assert display.told[-1] == {"completed": 65, "speed": "3,000 documents · 500/s"}

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from colonnade.data_parallel.buckets import ALIGNMENT, Bucket, named_ranges
+from colonnade.data_parallel.buckets import ALIGNMENT, Bucket, Storage, named_ranges
 from colonnade.mesh import mesh as mesh_module
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
 from colonnade.tensor_parallel.parallel import Parallel
-from tests.data_parallel.flat import MODEL, VOCAB, flat_model, storage, weights
+from tests.data_parallel.flat import CPU, MODEL, VOCAB, flat_model, storage, weights
 from tests.data_parallel.late import late_mesh
 from tests.distributed import run_on_ranks
 
@@ -169,6 +169,17 @@ def test_memory_between_uses_falls_as_the_stages_say(zero: int, dtype: torch.dty
 
 def bytes_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().size()
+
+
+@pytest.mark.parametrize("zero", STAGES)
+def test_frozen_weights_stay_on_their_device_and_only_stage_3_cuts_them(zero: int) -> None:
+    """Nothing of them is updated elsewhere, and no gradient of theirs crosses ranks."""
+    frozen = weights({"a": (5, 3), "b": (41,)})
+    for each in frozen:
+        each.parameter.requires_grad_(False)
+    kept = Storage(torch.bfloat16, CPU, zero=zero, offload=True, reduce_dtype=torch.bfloat16)
+    bucket = Bucket("bucket", frozen, Axis("dp", 2, 1, (0, 1)), kept)
+    assert bucket.storage == Storage(torch.bfloat16, CPU, zero=3 if zero == 3 else 0)
 
 
 # --- parameters -------------------------------------------------------------------------------------------------------

@@ -113,6 +113,20 @@ def test_new_parameters_arrive_behind_the_next_forward(zero: int) -> None:
     assert all((bucket.parameters == 3.0).all() for bucket in owned.buckets.values())
 
 
+@pytest.mark.parametrize("zero", [1, 2])
+def test_before_others_change_master_weights_all_that_was_published_is_there(zero: int) -> None:
+    """What arrived afterwards would be the weights from before the change."""
+    mesh, transport = late_mesh(Layout(dp=2), 0)
+    owned = owner(mesh, zero)
+    for value in (3.0, 4.0):
+        for bucket in owned.buckets.values():
+            bucket.master.fill_(value)
+        owned.publish()
+        owned.settle()
+        assert transport.under_way == []
+        assert all((bucket.parameters == value).all() for bucket in owned.buckets.values())
+
+
 def test_another_unit_than_expected_is_an_error() -> None:
     owned = owner(paper_mesh(Layout(dp=2), 0), 3)
     owned.expect(UNITS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from colonnade.corpus.documents import Rejected
@@ -105,6 +106,18 @@ def test_a_row_may_end_with_an_empty_column(end: str, tmp_path: Path) -> None:
     assert list(FORMATS["qqp"].read(path)) == [Texts(("A film?", "A book?"), ()), Texts(("A dog?", ""), ())]
 
 
+def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
+    """And are counted among the lines all the same."""
+    path = written(tmp_path, "sentence\tlabel\n\ngood\t1\n \n\r\nbad\t7\n")
+    good, bad = FORMATS["sst2"].read(path)
+    assert good == Texts(("good",), (1,)) and isinstance(bad, Rejected) and bad.line == 6
+
+
+def test_a_label_may_have_spaces_around_it(tmp_path: Path) -> None:
+    path = written(tmp_path, "sentence\tlabel\ngood\t positive \nbad\t0 \n")
+    assert list(FORMATS["sst2"].read(path)) == [Texts(("good",), (1,)), Texts(("bad",), (0,))]
+
+
 def test_a_line_ends_with_a_line_feed_alone(tmp_path: Path) -> None:
     path = written(tmp_path, "sentence\tlabel\n")
     path.write_bytes(b"sentence\tlabel\nso\rgood\t1\n")
@@ -116,6 +129,7 @@ def test_a_line_ends_with_a_line_feed_alone(tmp_path: Path) -> None:
     [
         ("sst2", "good\t2", r'label "2": there are negative, positive (0 to 1)'),
         ("sst2", "good\tgreat", 'label "great"'),
+        ("sst2", "good\t²", 'label "²"'),
         ("sst2", "good\t1\t1", "3 columns, where the table has 2"),
         ("sst2", "good", "1 columns"),
         ("sst2", "good\t" + "1" * 5000, 'label "111'),
@@ -163,6 +177,8 @@ def test_reads_json_of_records(tmp_path: Path) -> None:
         "c.jsonl": json.dumps(columns) + "\n",
     }.items():
         assert list(FORMATS["mnli"].read(written(tmp_path, text, name))) == expected, name
+    alone = json.dumps({"text_a": "A dog.", "label": "positive"})
+    assert list(FORMATS["sst2"].read(written(tmp_path, alone, "alone.jsonl"))) == [Texts(("A dog.",), (1,))]
     broken = list(FORMATS["mnli"].read(written(tmp_path, json.dumps(columns) + "\n{oops\n[]\n", "d.jsonl")))
     assert [row.line for row in broken[1:]] == [2, 3]
     _, other = FORMATS["mnli"].read(written(tmp_path, json.dumps([record, []]), "records.json"))
@@ -229,6 +245,29 @@ def test_the_sidecar_counts_bytes_of_text_and_names_all_files(words: Tokenizer, 
     make_examples(FORMATS["sst2"], files, tmp_path / "sst", words)
     sidecar = read_sidecar(TokenFile(tmp_path / "sst"))
     assert sidecar is not None and sidecar.text_bytes == 12 and sidecar.sources == tuple(map(str, files))
+
+
+def test_however_many_rows_are_tokenized_together_all_are_stored_in_order(
+    words: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("colonnade.examples.make._AT_ONCE", 2)
+    rows = [("film", 1), ("book", 0), ("dog", 7), ("hill", 7), ("film", 0), ("dog", 1), ("book", 1)]
+    files = []
+    for name, some in (("all.tsv", rows), ("again.tsv", rows[:1])):
+        lines = ["sentence\tlabel", *(f"{text}\t{label}" for text, label in some)]
+        files.append(written(tmp_path, "\n".join(lines), name))
+    made = make_examples(FORMATS["sst2"], files, tmp_path / "sst", words)
+    file, kept = TokenFile(tmp_path / "sst"), [row for row in [*rows, rows[0]] if row[1] < 7]
+    stored = [[each.tolist() for each in file.sequences(number)] for number in range(file.num_documents)]
+    assert stored == [[words.encode(text), [label]] for text, label in kept] and file.dtype == np.uint16
+    assert (made.examples, made.rejected, made.labels) == (6, 2, {"negative": 2, "positive": 4})
+
+
+def test_a_folder_of_tables_is_none(words: Tokenizer, tmp_path: Path) -> None:
+    """Of several tables in it nobody knows which are meant."""
+    written(tmp_path, ROWS["sst2"][0])
+    with pytest.raises(DataError, match=r"is a folder: name its files\. Examples of sst2 are read from files that are"):
+        make_examples(FORMATS["sst2"], [tmp_path], tmp_path / "sst", words)
 
 
 def test_of_a_file_without_labels_none_are_counted(words: Tokenizer, tmp_path: Path) -> None:

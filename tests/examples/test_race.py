@@ -56,9 +56,53 @@ def test_an_answer_that_is_not_one_of_the_letters_is_told(answer: Any, suffix: s
     assert bad.reason.endswith(f'answer "{answer}" is none of A, B, C, D')
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".txt"])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"article": " \n"}, "no text in article"),
+        ({"article": None}, "no text in article"),
+        ({"question": None}, "its question is no text"),
+        ({"question": 7}, "its question is no text"),
+        ({"options": "abcd"}, "its options are no list of texts"),
+        ({"options": [*OPTIONS[:3], 4]}, "its options are no list of texts"),
+        ({"options": OPTIONS[:3]}, "3 options, and every question of RACE has 4"),
+        ({"options": [*OPTIONS, "a cat"]}, "5 options, and every question of RACE has 4"),
+    ],
+)
+def test_a_question_that_is_none_is_told(suffix: str, change: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    path, row = tmp_path / f"rows{suffix}", {"article": "A dog.", "question": "What?", "options": OPTIONS, **change}
+    content = (
+        row
+        if suffix == ".jsonl"
+        else {"article": row["article"]}
+        | {
+            name: [row.get(name[:-1], row.get(name)), *more]
+            for name, more in (("questions", ["Who?"]), ("options", [OPTIONS]), ("answers", ["A"]))
+        }
+    )
+    path.write_text(json.dumps(content) + "\n")
+    bad, *others = FORMATS["race"].read(path)
+    assert isinstance(bad, Rejected) and (bad.file, bad.line) == (str(path), 1) and bad.reason.endswith(reason)
+    assert (
+        suffix == ".jsonl"
+        or "article" in change
+        or others == [Texts(("A dog.", *(f"Who? {option}" for option in OPTIONS)), (0,))]
+    )
+
+
+def test_white_space_around_texts_is_no_part_of_them(tmp_path: Path) -> None:
+    row = {"article": "\nA dog. ", "question": " It _\t", "options": [" ran ", "sat\n", "ate", " slept"], "answer": "D"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    (found,) = FORMATS["race"].read(tmp_path / "rows.jsonl")
+    assert found == Texts(("A dog.", "It ran", "It sat", "It ate", "It slept"), (3,))
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        ('{"article": "a", "questions": ["b"], "options": [], "answers": ["A"]}', "are not three lists of one length"),
+        ('{"article": "a", "questions": ["b"], "options": [[]], "answers": "A"}', "are not three lists of one length"),
         ('{"data": [{"paragraphs": []}]}', "are not three lists of one length"),
         ("[]", "a file of RACE is one JSON object"),
     ],

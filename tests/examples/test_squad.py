@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colonnade.corpus.documents import Rejected
 from colonnade.data.indexed import TokenFile
 from colonnade.data.question_windows import CONTROL_TOKENS, Windows, most_context
 from colonnade.data.sidecar import read_sidecar
@@ -91,6 +92,21 @@ def test_a_folder_stands_for_the_files_in_it(tmp_path: Path, words: Tokenizer) -
     for folder in (tmp_path / "all", tmp_path / "all" / "more.json"):
         squad_file(folder, asked("what ran?", ("dog", 4)))
     assert make_examples(FORMATS["squad"], [tmp_path / "all"], tmp_path / "out", words).examples == 2
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match=r"none is a folder without \.json in it\. Name another"):
+        make_examples(FORMATS["squad"], [tmp_path / "none"], tmp_path / "more", words)
+
+
+def test_the_files_of_a_folder_come_by_name_whatever_the_disk_says(
+    tmp_path: Path, words: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "bca":
+        squad_file(tmp_path, asked(f"what {name}?", ("dog", 4))).rename(tmp_path / f"{name}.json")
+    files = [tmp_path / f"{name}.json" for name in "bca"]
+    monkeypatch.setattr(Path, "rglob", lambda folder, pattern: files)
+    make_examples(FORMATS["squad"], [tmp_path], tmp_path / "out" / "all", words)
+    sidecar = read_sidecar(TokenFile(tmp_path / "out" / "all"))
+    assert sidecar is not None and sidecar.sources == tuple(map(str, sorted(files)))
 
 
 @pytest.mark.parametrize(
@@ -107,6 +123,7 @@ def test_a_folder_stands_for_the_files_in_it(tmp_path: Path, words: Tokenizer) -
         (asked("what?") | {"answers": "dog"}, "its answers are no list of objects with text and answer_start"),
         (asked("what?") | {"answers": [{"text": "dog"}]}, "its answers are no list of objects"),
         (asked("what?") | {"answers": [{"answer_start": 4}]}, "its answers are no list of objects"),
+        (asked("what?") | {"answers": [{"text": "h", "answer_start": True}]}, "its answers are no list of objects"),
         (asked("wh\ud800?", ("dog", 4)), "question 1: half a surrogate pair"),
         (asked("what?", ("dog", 4), name="\ud800"), "question 1: half a surrogate pair"),
         ({"question": "what?", "answers": []}, "question 1 has no id and text, but question, answers"),
@@ -118,6 +135,18 @@ def test_refuses_answers_that_are_none(question: dict[str, Any], reason: str, tm
     assert (report.examples, report.rejected) == (1, 1)
     assert report.longest == len(words.encode("what ran?")) + len(words.encode(CONTEXT)), "of text alone"
     assert report.first[0].file == str(path) and report.first[0].line == 1 and reason in report.first[0].reason
+
+
+def test_each_question_that_is_refused_is_told_by_its_number(tmp_path: Path) -> None:
+    """In the file, whatever paragraph it stands in."""
+    good, bad = asked("what ran?", ("dog", 4)), asked("what?") | {"answers": "dog"}
+    paragraphs = [{"context": CONTEXT, "qas": qas} for qas in ([good, bad], [], [bad, {}])]
+    path = tmp_path / "squad.json"
+    path.write_text(json.dumps({"data": [{"paragraphs": paragraphs[:2]}, {"paragraphs": paragraphs[2:]}]}))
+    _, *others = questions_of(path)
+    assert all(isinstance(each, Rejected) for each in others)
+    assert [each.line for each in others if isinstance(each, Rejected)] == [2, 3, 4]
+    assert isinstance(others[-1], Rejected) and others[-1].reason == "question 4 has no id and text, but nothing"
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ def test_an_overflow_halves() -> None:
 def test_a_window_without_overflow_doubles() -> None:
     start = LossScale(1024.0, window=3)
     assert [after(start, "g" * n).value for n in range(8)] == [1024] * 3 + [2048] * 3 + [4096] * 2
+    shortest = LossScale(1024.0, window=1)
+    assert shortest.is_dynamic and [after(shortest, steps).value for steps in ("g", "gg", "ggo")] == [2048, 4096, 2048]
 
 
 def test_an_overflow_starts_the_window_anew() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from colonnade.config.load import load
+from colonnade.data.writer import merge
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh
 from colonnade.report.record import read_run
@@ -19,6 +20,7 @@ from colonnade.train.run_folder import CHANGES
 from tests.commands import forked, here
 from tests.distributed import run_on_ranks
 from tests.runs import Finished, events, metrics, saved_steps
+from tests.tiny import TinyCorpus
 
 LOWER = {"change": {"optim.learning_rate": 1e-3}, "at": 6}
 
@@ -108,6 +110,36 @@ def test_a_run_that_patience_has_ended_is_told_to_do_nothing(config: Path, run: 
     assert here("change", run, "optim.weight_decay=0.2", "--at", 8).status == 0
     answer = forked("train", config, *keys, "--dry-run")
     assert f"with step {step + 1}" in answer.out.splitlines()[-1], answer
+
+
+def test_a_dry_run_tells_from_which_weights_a_run_would_begin(finished: Finished, config: Path) -> None:
+    for more, said in (([f"train.init_from={finished.folder}"], f", from the weights of {finished.newest}"), ([], "")):
+        answer = here("train", config, *more, "--dry-run")
+        assert answer.status == 0 and answer.out.endswith(f"The run would begin with step 1{said}.\n"), answer
+
+
+def test_a_dry_run_refuses_other_data_as_the_run_would(
+    finished: Finished, corpus: TinyCorpus, run: Path, tmp_path: Path
+) -> None:
+    merge([corpus.prefix] * 2, tmp_path / "longer")
+    keys = (f"run.folder={run}", f"data.train={tmp_path / 'longer'}", "train.steps=8")
+    answer = here("train", finished.config, *keys, "--dry-run")
+    assert answer.status == 2 and "was trained on other data than the run would go on with" in answer.err, answer
+    assert here("train", finished.config, *keys, "checkpoint.allow_other_data=true", "--dry-run").status == 0
+
+
+def test_a_dry_run_knows_how_much_data_a_rollback_has_left(config: Path, run: Path) -> None:
+    """A run that is to use all of it, and has passed over one batch, is one step shorter."""
+    shutil.rmtree(run)
+    keys = ["data.order=all_epochs", "data.epochs=1", "train.evaluate_every=0"]
+    most = len(open_corpus(load(config, keys)).datasets.train) // 4
+    assert forked("train", config, *keys, "train.steps=2").status == 0
+    assert here("rollback", run, 2, "--skip", 1).status == 0
+    for steps, status in ((most - 1, 0), (most, 2)):
+        answer = here("train", config, *keys, f"train.steps={steps}", "--dry-run")
+        assert answer.status == status and (f"Set train.steps to {most - 1} or less" in answer.err) == bool(status), (
+            answer
+        )
 
 
 def test_evaluations_behind_the_checkpoint_do_not_end_a_run(config: Path, run: Path) -> None:

@@ -415,6 +415,9 @@ def test_a_folder_with_a_configuration_alone_is_none_of_a_run(config: Path) -> N
         listed(config.parent)
     (config.parent / "checkpoints").mkdir()
     assert listed(config.parent) == [f"Nobody has asked {config.parent} to change."]
+    config.unlink()
+    with pytest.raises(ConfigError, match=r"is not the folder of a run: it has no config\.toml and checkpoints/"):
+        listed(config.parent)
 
 
 def test_a_run_that_its_patience_has_ended_goes_on_with_more_of_it(config: Path, tmp_path: Path) -> None:

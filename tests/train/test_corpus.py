@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import nullcontext
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +26,10 @@ from colonnade.errors import ColonnadeError, ConfigError, DataError
 from colonnade.examples.formats import FORMATS
 from colonnade.examples.make import make_examples
 from colonnade.train import corpus as module
-from colonnade.train.corpus import open_corpus
+from colonnade.train.corpus import open_corpus, step_by, tokens_of
 from tests import tiny
 from tests.commands import here
-from tests.tasks import examples
+from tests.tasks import examples, questions
 from tests.tiny import VOCAB_SIZE, TinyCorpus, config
 
 
@@ -365,6 +366,34 @@ def test_what_ranks_compare_tells_tokenizer_vocabulary_and_files(corpus: TinyCor
     }
     settings = config(corpus, tmp_path, "model.vocab_size=1300")
     assert open_corpus(without_tokenizer(settings)).properties["data.tokenizer"] == "none"
+
+
+def test_what_ranks_compare_tells_the_questions_that_are_asked(tmp_path: Path) -> None:
+    """Ranks with other questions would answer another number of them, and wait for each other."""
+    folder = questions.write_questions(tmp_path)
+    path = questions.write_config(folder, tmp_path / "at")
+    unasked = open_corpus(load(path)).properties
+    assert "data.questions" not in unasked
+    opened = open_corpus(load(path, [f"data.questions={folder / 'dev.json'}"]))
+    assert opened.questions is not None
+    content = sha256((folder / "dev.json").read_bytes()).hexdigest()
+    assert opened.properties == {**unasked, "data.questions": f"sha256 {content[:12]}"}
+
+
+@pytest.mark.parametrize(("head", "times"), [("tokens", 1), ("preferences", 2)])
+def test_tokens_and_steps_are_counted_by_each_other(head: str, times: int, corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Over phases of a curriculum; a sample of preferences is two sequences."""
+    phases = ["curriculum.tokens=[0, 64]", "curriculum.seq_length=[4, 16]", "curriculum.global_batch_size=[4, 4]"]
+    settings = config(corpus, tmp_path, *phases, "train.steps=6")
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update={"head": head})})
+    counts = [times * count for count in (16, 32, 48, 64, 128, 192)]
+    assert [tokens_of(settings, step) for step in range(1, 7)] == counts and tokens_of(settings) == counts[-1]
+    for step, count in enumerate(counts, 1):
+        assert [step_by(settings, count - 1), step_by(settings, count), step_by(settings, count + 1)] == [
+            step,
+            step,
+            step + 1,
+        ]
 
 
 def test_files_of_a_blend_are_numbered_from_one(corpus: TinyCorpus, tmp_path: Path) -> None:

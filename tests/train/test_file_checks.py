@@ -1,10 +1,15 @@
 """What is wrong with files that a configuration names, as it is told before ranks start."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from colonnade.config.load import load
+from colonnade.data import remote
+from colonnade.data.indexed import idx_path
+from colonnade.launch import launch
+from colonnade.train import file_checks
 from colonnade.train.file_checks import problems_of_a_beginning, problems_of_files, problems_of_the_folder
 from tests import tiny
 from tests.runs import Finished
@@ -80,3 +85,52 @@ def test_a_file_that_a_blend_names_twice_is_told(
     found = [each.message for each in problems_of_a_beginning(config, ()) if "which are one file" in each.message]
     assert len(found) == linked and all(f"'{corpus.prefix}' and '{tmp_path}/copy'" in each for each in found)
     assert not any(problems_of_a_beginning(load(text[0], [blend, f"run.folder={finished.folder}"]), ()))
+
+
+def test_samples_are_cut_at_once_where_that_takes_no_time(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of indices that are short; the ranks look at others, and at whole examples."""
+    size, long = idx_path(corpus.prefix).stat().st_size, "model.seq_length=60000"
+    monkeypatch.setattr(file_checks, "INDEX_BYTES", size + 1)
+    (wrong,) = told(corpus, tmp_path, long)
+    assert "one sample takes model.seq_length + 1 = 60,001" in wrong
+    assert told(corpus, tmp_path, long, uncertain=("model.seq_length",)) == []
+    assert told(corpus, tmp_path, long, "data.packing=best_fit", "data.documents=separate") == []
+    monkeypatch.setattr(file_checks, "INDEX_BYTES", size)
+    assert told(corpus, tmp_path, long) == []
+
+
+def test_an_index_that_contradicts_itself_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Anywhere: its header and its end are as they should be."""
+    shutil.copy(f"{corpus.prefix}.bin", tmp_path / "copy.bin")
+    content = bytearray(idx_path(corpus.prefix).read_bytes())
+    content[-24:-16] = bytes(8)
+    (tmp_path / "copy.idx").write_bytes(content)
+    (wrong,) = told(corpus, tmp_path, f"data.train={tmp_path / 'copy'}")
+    assert f"{tmp_path / 'copy'}" in wrong and "is damaged" in wrong
+
+
+def test_no_word_is_had_with_a_server(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before there are ranks. Two names of an object storage are two objects, however they would be read as paths."""
+    monkeypatch.setattr(remote, "open_token_file", lambda *_: pytest.fail("it is opened"))
+    assert told(corpus, tmp_path, "data.train=s3://bucket/a") == []
+    settings = tiny.config(corpus, tmp_path)
+    blend = {"s3://bucket/a": 1.0, "s3://bucket/b/../a": 2.0}
+    data = settings.data.model_copy(update={"train": None, "blend": blend})
+    found = problems_of_a_beginning(settings.model_copy(update={"data": data}), ())
+    assert not any("which are one file" in each.message for each in found)
+
+
+def test_gpus_that_are_too_few_are_told_by_who_starts_the_ranks(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank may be one of many machines."""
+    monkeypatch.setattr(file_checks, "count_gpus", lambda: 1)
+    keys = ["train.device=cuda", "parallel.dp=2"]
+    (wrong,) = told(corpus, tmp_path, *keys)
+    assert (
+        "this machine has 1 CUDA GPU for" in wrong and told(corpus, tmp_path, *keys, uncertain=("parallel.dp",)) == []
+    )
+    monkeypatch.setattr(launch, "is_rank", lambda: True)
+    assert told(corpus, tmp_path, *keys) == []

@@ -12,17 +12,18 @@ import pytest
 
 from colonnade.config.load import load
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import Mesh, paper_mesh
+from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.train import in_force, loop
 from colonnade.train.change import Change
 from colonnade.train.change_requests import Decided, read_decided
 from colonnade.train.corpus import open_corpus
 from colonnade.train.divergence import Rollback
 from colonnade.train.in_force import InForce
-from colonnade.train.run_folder import CHANGES
+from colonnade.train.run_folder import CHANGES, DECIDED
 from colonnade.train.state import learning_rate_of, optimizer_of
 from tests import tiny
 from tests.commands import forked, here
+from tests.distributed import run_on_ranks
 from tests.runs import assert_near, assert_same, assert_same_end, events, metrics
 from tests.tiny import TinyCorpus
 from tests.told import Told
@@ -378,6 +379,23 @@ def test_a_file_of_changes_that_took_the_place_of_another_is_news(config: Path, 
     os.utime(run / "edited", ns=(before.st_atime_ns, before.st_mtime_ns))
     (run / "edited").replace(run / CHANGES)
     assert (run / CHANGES).stat().st_size == before.st_size and first.has_news()
+
+
+def test_what_was_decided_is_read_by_rank_0_alone(config: Path, tmp_path: Path) -> None:
+    """The folder of another rank may be an older one, or none that can be read."""
+    began, change = load(config), Change(at=2, values={"optim.learning_rate": 3e-3}, was={}, line="1")
+
+    def to_come(rank: int, num_ranks: int) -> bool:
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        (folder / DECIDED).write_text(Decided(changes=(change,)).model_dump_json() if rank == 0 else "{")
+        mine = began.model_copy(update={"run": began.run.model_copy(update={"folder": str(folder)})})
+        following = InForce(mine, None, build_mesh(Layout(dp=2), rank), Told())  # type: ignore[arg-type]
+        following.read(1)
+        state: Any = SimpleNamespace(step=2, changes=[])
+        return following.is_over(state)
+
+    assert run_on_ranks(to_come, 2) == [True, True]
 
 
 def test_a_change_leaves_the_learning_rate_as_low_as_a_rollback_has_made_it(config: Path) -> None:

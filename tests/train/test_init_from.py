@@ -2,10 +2,11 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import safetensors.torch
@@ -25,6 +26,7 @@ from tests.commands import after_banner, forked, here
 from tests.runs import Finished, events, metrics, whole_tensors
 from tests.tasks import examples
 from tests.tiny import VOCAB_SIZE, TinyCorpus, write_config
+from tests.told import Told
 
 WEIGHTS_ONLY = ("optim.learning_rate=1e-30", "optim.min_learning_rate=0.0", "optim.weight_decay=0.0", "train.steps=1")
 """A step that moves nothing, so that what is saved is what the run began with."""
@@ -232,6 +234,51 @@ def test_without_the_key_other_sizes_are_refused_with_its_name(
     config = write_config(corpus, tmp_path)
     answer = forked("train", config, f"train.init_from={finished.folder}", "model.vocab_size=300")
     assert answer.status == 2 and "train.init_from_resize = true" in answer.err and "vocab_size" in answer.err, answer
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        ({"seq_length": 8}, {}, "seq_length"),
+        ({"seq_length": 8}, {"position": "rotary"}, None),
+        ({"position": "rotary"}, {}, "position"),
+        ({"num_layers": 7}, {}, None),
+        ({"tie_embeddings": False}, {}, "tie_embeddings"),
+        ({"tie_embeddings": False, "head": "classification"}, {}, None),
+        ({"tie_embeddings": False}, {"head": "classification"}, None),
+        ({"hidden_size": 48}, {}, "ffn_hidden_size"),
+    ],
+)
+def test_only_what_no_weight_depends_on_may_be_otherwise_than_it_was(
+    was: dict[str, Any], now: dict[str, Any], said: str | None, config: Path
+) -> None:
+    """Sequences of another length, where positions have no weights; tables that are tied, where nothing is told."""
+    base = load(config)
+    wanted = base.model.model_copy(update=now)
+    origin: Any = SimpleNamespace(path=Path("weights"), model=model_metadata(wanted.model_copy(update=was), 50))
+    with (
+        nullcontext() if said is None else pytest.raises(CheckpointError, match=rf"another model:\n  (model\.)?{said}")
+    ):
+        init_from._check_model(
+            origin, base.model_copy(update={"model": wanted}), cast(Any, SimpleNamespace(vocab_size=50))
+        )
+
+
+def test_what_was_published_with_a_base_is_asked_for_where_the_run_does_not_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(init_from, "shards_of", lambda state, base: [])
+    corpus, told = SimpleNamespace(tokenizer=None, vocab_size=50), Told()
+    origin: Any = SimpleNamespace(
+        path="base", what="a model", fill=lambda shards: None, published_by=lambda tokenizer, size: f"of {size}"
+    )
+    for known, expected in (("of the run", "of the run"), (None, "of 50")):
+        state: Any = SimpleNamespace(
+            published=known, base=SimpleNamespace(names=frozenset(), weights=frozenset()),
+            ownership=SimpleNamespace(publish=lambda: None),
+        )  # fmt: skip
+        init_from.read_base(origin, state, corpus, told)  # type: ignore[arg-type]
+        assert state.published == expected
 
 
 def test_another_tokenizer_must_agree_on_the_ids_that_both_have(

@@ -184,6 +184,18 @@ def test_nohup_stays_in_force() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+def test_a_connection_that_is_closed_ends_a_run_as_ctrl_c_does() -> None:
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    try:
+        mine = signal.getsignal(signal.SIGHUP)
+        with Interrupt() as interrupt:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interrupt.newest() == Request.STOP and interrupt.exit_code == 129
+        assert signal.getsignal(signal.SIGHUP) == mine
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_stops_as_asked_though_whoever_started_it_ignores_that(number: signal.Signals) -> None:
     """As a shell ignores Ctrl-C for what it starts in the background, and everything after `trap '' TERM`."""
@@ -296,6 +308,18 @@ def test_a_save_is_asked_for_once_and_a_stop_counts_more() -> None:
             os.kill(os.getpid(), number)
         assert [interrupt.newest(), interrupt.newest()] == [Request.STOP, Request.STOP]
     assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_what_a_run_was_stopped_by_first_is_its_end(tmp_path: Path) -> None:
+    """A file that comes later is for the run that goes on. The clock is rank 0's alone."""
+    with Interrupt(tmp_path, time_limit=0.0) as interrupt:
+        os.kill(os.getpid(), signal.SIGTERM)
+        (tmp_path / "leave").touch()
+        assert interrupt.newest() == Request.STOP
+        assert (interrupt.exit_code, interrupt.reason) == (128 + signal.SIGTERM, "") and (tmp_path / "leave").exists()
+    assert Interrupt(None, time_limit=0.0).newest() == Request.NOTHING
+    found = Interrupt(tmp_path / "elsewhere", time_limit=0.0)
+    assert found.newest() == Request.STOP and (found.exit_code, found.reason) == (UNFINISHED, " (run.time_limit)")
 
 
 def test_a_run_that_is_to_stop_leaves_word_why(tmp_path: Path) -> None:

@@ -123,6 +123,18 @@ def test_a_published_base_is_known_by_all_of_its_files_and_by_its_configuration(
     assert [name for name in before if before[name] != after[name]] == [names[changed]]
 
 
+def test_a_dry_run_refuses_another_base_as_the_run_would(
+    adapted: Path, finished: Finished, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    """Here the same run, of which only an older checkpoint is left."""
+    shutil.copytree(adapted, tmp_path / "run")
+    older = Path(shutil.copytree(finished.folder, tmp_path / "older"))
+    shutil.rmtree(older / "checkpoints" / finished.newest.name)
+    settings = write_config(corpus, tmp_path)
+    answer = here("train", settings, f"train.init_from={older}", *LORA, "train.steps=7", "--dry-run")
+    assert answer.status == 2 and "adapters of another base" in answer.err, answer
+
+
 @pytest.mark.slow
 def test_a_base_that_has_changed_or_moved(
     adapted: Path, finished: Finished, corpus: TinyCorpus, tmp_path: Path

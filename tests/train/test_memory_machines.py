@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +15,13 @@ from hypothesis import strategies as st
 
 from colonnade.checkpoint.names import MANIFEST
 from colonnade.config.load import load
+from colonnade.errors import CheckpointError
 from colonnade.launch import launch
 from colonnade.mesh.files import Transfer, exchange
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh
 from colonnade.train import loop, memory_copies
-from colonnade.train.memory_copies import MemoryCopies
+from colonnade.train.memory_copies import Machine, MemoryCopies
 from colonnade.train.memory_machines import (
     Held,
     Whole,
@@ -33,6 +35,7 @@ from colonnade.train.memory_machines import (
 from tests.commands import forked
 from tests.distributed import run_on_ranks
 from tests.runs import Finished, assert_same_end, events
+from tests.told import Told
 from tests.train.test_memory_copies import killed_after
 
 assert loop, "imported once, here, and not by every forked rank"
@@ -195,6 +198,63 @@ def test_of_two_machines_either_has_a_whole_copy(config: Path, tmp_path: Path) -
         return sorted(path.name for path in final.iterdir())
 
     assert run_on_ranks(bring_together, 2) == [sorted(names)] * 2
+
+
+def copies_on(rank: int, config: Path, folder: Path, told: Told) -> tuple[MemoryCopies, Machine]:
+    """Those of one of two ranks, in a folder of its machine."""
+    os.environ[launch.MEMORY] = str(folder)
+    mesh = build_mesh(Layout(dp=2), rank)
+    copies = MemoryCopies(load(config, ["checkpoint.memory_every=1"]), mesh, told)  # type: ignore[arg-type]
+    assert copies._machine is not None
+    return copies, copies._machine
+
+
+@pytest.mark.parametrize("refused", ["", "No space left on device"])
+def test_what_a_machine_lacks_of_a_copy_is_brought_to_it(
+    refused: str, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the manifest; of the others' shares what its ranks read. A file that one cannot take is an error on all."""
+    sizes, needs = {"__0_0.distcp": 7, "__1_0.distcp": 7, ".metadata": 4}, ({"__1_0.distcp"}, {"__1_0.distcp"})
+    whole = Whole(1, "d", sizes, {"__0_0.distcp": [0], "__1_0.distcp": [1], ".metadata": [0]}, [0])
+    monkeypatch.setattr(memory_copies, "read_manifest", lambda path: json.loads((path / MANIFEST).read_text()))
+    monkeypatch.setattr(memory_copies, "files_needed", lambda contents, shards: needs[shards])
+    monkeypatch.setattr(memory_copies.recovery, "shards_of", lambda state, base: state)
+
+    def brought(rank: int, num_ranks: int) -> tuple[object, list[str]]:
+        path, own = tmp_path / str(rank), ("__0_0.distcp", "__1_0.distcp")[rank]
+        path.mkdir()
+        (path / own).write_text("weights")
+        if rank == 0:
+            (path / MANIFEST).write_text('"manifest"')
+            (path / ".metadata").write_text("none")
+        copies, machine = copies_on(rank, config, path, Told())
+        if refused and rank == 1:
+            memory_copies.exchange = lambda *transfers: exchange(*transfers) or refused
+        try:
+            seen = copies._brought(machine, whole, path, rank)  # type: ignore[arg-type]
+        except CheckpointError as error:
+            return str(error), []
+        return seen, sorted(each.name for each in path.iterdir())
+
+    seen = {"__0_0.distcp": [0], "__1_0.distcp": [0, 1], ".metadata": [0, 1]}
+    there = [sorted([*sizes, MANIFEST]), sorted(["__1_0.distcp", ".metadata", MANIFEST])]
+    expected = [(f"Rank 1: {refused}", [])] * 2 if refused else [(seen, there[0]), (seen, there[1])]
+    assert run_on_ranks(brought, 2) == expected
+
+
+def test_no_rank_looks_on_before_a_copy_that_is_passed_over_is_gone(config: Path, tmp_path: Path) -> None:
+    """It would find the same copy again, and the ranks would go on from different ones."""
+
+    def there(rank: int, num_ranks: int) -> tuple[bool, int]:
+        told, path = Told(), tmp_path / "step_00000001"
+        copies, _ = copies_on(rank, config, tmp_path, told)
+        path.mkdir(exist_ok=True)
+        remove = memory_copies.remove
+        memory_copies.remove = lambda each: (time.sleep(0.3), remove(each))
+        copies._pass_over(path, "It is damaged.")
+        return path.exists(), len(told.said)
+
+    assert run_on_ranks(there, 2) == [(False, 1)] * 2
 
 
 # --- a run on three machines ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from colonnade.errors import ConfigError
-from colonnade.train.monitor import Monitor
+from colonnade.train.monitor import Monitor, write_event
 from colonnade.train.trackers import Prometheus, TensorBoard
 from tests.distributed import run_on_ranks
 
@@ -157,6 +157,20 @@ def test_a_full_disk_is_a_clear_message(tmp_path: Path) -> None:
         "permissions), and run the same command again: it goes on from the last checkpoint."
     )
     assert [line["step"] for line in written(tmp_path)] == [1]
+
+
+def test_what_happens_while_no_rank_runs_is_recorded_where_it_can_be(tmp_path: Path) -> None:
+    """No folder is made for it, and one that refuses ends nothing."""
+    write_event(tmp_path / "nowhere", "fetched", step=3)
+    assert not (tmp_path / "nowhere").exists()
+    write_event(tmp_path, "fetched", step=3, url="s3://me:s3cr3t@bucket/run")
+    (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
+    event = json.loads(line)
+    assert (event["event"], event["step"]) == ("fetched", 3) and event["time"] > 1e9
+    assert "bucket/run" in line and "s3cr3t" not in line
+    (tmp_path / "events.jsonl").unlink()
+    (tmp_path / "events.jsonl").mkdir()
+    write_event(tmp_path, "fetched", step=3)
 
 
 class Board:

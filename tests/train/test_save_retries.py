@@ -29,7 +29,7 @@ from tests.commands import forked, start
 from tests.runs import Finished, assert_same_end, events, saved_steps
 from tests.tiny import TinyCorpus
 from tests.tiny import config as tiny_config
-from tests.train.test_monitor import monitor
+from tests.train.test_monitor import monitor, numbers
 
 SAVES = ("saved", "save failed")
 
@@ -267,6 +267,25 @@ def test_threads_write_each_line_once(tmp_path: Path, monkeypatch: pytest.Monkey
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda number: together.write(path, {"step": number}), range(40)))
     assert sorted(json.loads(line)["step"] for line in path.read_text().splitlines()) == list(range(40))
+
+
+def test_a_checkpoint_does_not_outlive_the_numbers_of_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of both files all is on the disk before it; lines that wait keep it back."""
+    told, seen = monitor(tmp_path, patient=True), list[str]()
+    names = {"metrics.jsonl", "thermometers.jsonl"}
+
+    def fsync(number: int) -> None:
+        seen.extend(name for name in names if os.path.samestat(os.fstat(number), (tmp_path / name).stat()))
+
+    told.step(numbers(1), 0.5)
+    told.thermometers({"step": 1}, {})
+    monkeypatch.setattr(os, "fsync", fsync)
+    told.sync()
+    assert sorted(seen) == sorted(names)
+    monkeypatch.setattr(lines, "append", full)
+    told.step(numbers(2), 0.5)
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl cannot be written"):
+        told.sync()
 
 
 def test_of_a_torn_line_nothing_stays(tmp_path: Path) -> None:

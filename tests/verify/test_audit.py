@@ -106,6 +106,18 @@ def test_the_step_is_a_measured_one_of_the_whole_sequence(config: Path) -> None:
     assert told[0] == told[1]
 
 
+def test_of_a_step_that_is_skipped_theory_expects_no_new_weights(config: Path) -> None:
+    """Its gradients overflow fp16: no weights are gathered, and no norms of LAMB's are summed."""
+    keys = ["parallel.dp=2", "parallel.zero=1", "train.precision=fp16", "optim.name=lamb"]
+    kinds = []
+    for scale in (1.0, 2.0**40):
+        mesh, base = paper_mesh(Layout(dp=2), 0), load(config, [*keys, f"train.loss_scale={scale}"])
+        flows, seen, _ = audit.one_step(base, mesh, torch.device("cpu"), open_corpus(base))
+        assert totals(flows) == seen
+        kinds.append({operation for operation, _ in seen})
+    assert kinds[0] - kinds[1] == {"all_gather"}
+
+
 @pytest.mark.slow
 def test_one_step_on_two_stages(corpus: TinyCorpus, tmp_path: Path) -> None:
     """One table a stage; the run's folder is not touched."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from colonnade.config.load import load
+from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 from colonnade.launch import launch
 from colonnade.verify import verify as verification
@@ -100,3 +101,13 @@ def test_where_no_layout_fits_each_is_told_with_its_reason(config: Path, monkeyp
     said = str(refused.value)
     assert said.startswith("no layout fits this configuration and this machine. Name one with --layout.\n")
     assert "\n  - tp=2: 2 ranks: more than 0 are not started unasked" in said and said.count("\n  - ") == 11
+
+
+def test_ranks_read_the_configuration_that_is_compared(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the credentials of what it names: they are to read it."""
+    read = list[Config]()
+    monkeypatch.setattr(launch, "run_ranks", lambda num_ranks, command: read.append(load(Path(command[4]))) or 0)
+    base = load(config, ["data.train=s3://me:s3cr3t@bucket/tokens", "parallel.dp=2"])
+    assert verification._run(base, "dp=2", 2, tmp_path / "layout") == 0 and read == [base]
