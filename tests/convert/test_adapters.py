@@ -16,7 +16,7 @@ from colonnade.architecture.adapters import LORA_A, LORA_B
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.whole import read_whole
 from colonnade.config.load import load, loads
-from colonnade.config.parts import LoraConfig
+from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
 from colonnade.convert import adapted
 from colonnade.convert import convert as conversion
@@ -238,7 +238,8 @@ def test_what_a_merged_checkpoint_has_beside_its_weights(tmp_path: Path, head: s
     for name in ("tokenizer.json", "tokenizer_config.json", "notes.txt"):
         (tmp_path / name).write_text(name)
     config = configured(Case(parts="lora"), SERIAL)
-    config = config.model_copy(update={"train": config.train.model_copy(update={"init_from": "base"})})
+    train, parts = config.train.model_copy(update={"init_from": "base"}), PartsConfig(frozen=("!head.*",))
+    config = config.model_copy(update={"train": train, "parts": parts})
     preferences = config.preferences.model_copy(update={"beta": 0.5}) if head == "preferences" else config.preferences
     model = config.model.model_copy(update={"head": head})
     it: Any = SimpleNamespace(
@@ -250,7 +251,7 @@ def test_what_a_merged_checkpoint_has_beside_its_weights(tmp_path: Path, head: s
     assert files.keys() == {"config.toml", "tokenizer.json", "tokenizer_config.json"}
     assert files["tokenizer_config.json"] == b"tokenizer_config.json"
     plain = loads(files["config.toml"].decode(), source="config.toml")
-    assert plain.lora == LoraConfig() and plain.train.init_from is None
+    assert (plain.lora, plain.parts, plain.train.init_from) == (LoraConfig(), PartsConfig(), None)
 
 
 def test_a_merged_checkpoint_says_what_it_was_merged_from() -> None:
@@ -269,8 +270,8 @@ def test_a_merged_checkpoint_says_what_it_was_merged_from() -> None:
     assert found["merged_from"] == {"step": 7, "rank": 4, "scale": 0.5, "base": "/models/base"}
     assert (found["step"], found["samples"], found["labels"]) == (0, 0, ["no", "yes"])
     assert found["tokenizer_sha256"] == "0" * 64 and found["published"] is None
-    metadata.base = None
-    assert _metadata(it)["merged_from"]["base"] is None
+    metadata.base, metadata.published = None, SimpleNamespace(model_dump=lambda: {"begin": 3})
+    assert _metadata(it)["merged_from"]["base"] is None and _metadata(it)["published"] == {"begin": 3}
 
 
 @pytest.mark.parametrize("is_causal", [True, False])

@@ -16,7 +16,9 @@ from colonnade.checkpoint.names import MANIFEST
 from colonnade.convert.their_base import FILE, write_base
 from colonnade.convert.their_base import _is_same as is_same
 from colonnade.data.tokenizer import Tokenizer
+from colonnade.huggingface.folder import open_published
 from colonnade.huggingface.peft import _scale as scale
+from colonnade.huggingface.peft import open_peft
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving.trained import open_trained
 from colonnade.train.base import BaseMetadata, content_of
@@ -60,6 +62,24 @@ def test_a_pattern_is_for_whole_parts_of_a_name() -> None:
     content = {"lora_alpha": 8, "alpha_pattern": {"o": 32}}
     assert scale(content, "decoder.block.0.SelfAttention.o", 4) == 8.0
     assert scale(content, "decoder.block.0.DenseReluDense.wo", 4) == 2.0
+
+
+def test_a_pattern_that_is_none_is_for_no_module() -> None:
+    assert scale({"lora_alpha": 8, "alpha_pattern": {"q_proj(": 32, "v_proj": 16}}, "layers.0.q_proj", 4) == 2.0
+    assert scale({"lora_alpha": 8, "alpha_pattern": None, "use_rslora": True}, "layers.0.q_proj", 4) == 4.0
+
+
+def test_adapters_that_left_their_base_as_it_was_are_read_from_either_file(tmp_path: Path) -> None:
+    """Older versions wrote them by torch.save."""
+    adapted(tmp_path)
+    adapters, base, name = tmp_path / "adapters", tmp_path / "base", "blocks.0.mlp.down.weight"
+    first = open_peft(adapters, base).read(name)
+    assert not torch.equal(first, open_published(base).read(name))
+    torch.save(safetensors.torch.load_file(adapters / WEIGHTS), adapters / "adapter_model.bin")
+    (adapters / WEIGHTS).unlink()
+    for beginning in (True, False, None, "gaussian", "orthogonal", "eva"):
+        edit_config(init_lora_weights=beginning)(adapters)
+        assert torch.equal(open_peft(adapters, base).read(name), first)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -183,6 +203,18 @@ FIRST = "base_model.model.model.layers.0.self_attn.q_proj"
         (
             edit_tensors(lambda x: x.update({f"{FIRST}.lora_A.weight": torch.ones(3, 7)})),
             "self_attn.q_proj: its adapter is [36, 3] times [3, 7], and the weight [36, 36]",
+        ),
+        (
+            edit_tensors(
+                lambda x: x.update(
+                    {f"{FIRST}.lora_A.weight": torch.ones(0, 36), f"{FIRST}.lora_B.weight": torch.ones(36, 0)}
+                )
+            ),
+            "self_attn.q_proj: its adapter is [36, 0] times [0, 36], and the weight [36, 36]",
+        ),
+        (
+            edit_tensors(lambda x: x.update({f"{FIRST}.lora_B.weight": torch.ones(36, 3, dtype=torch.int8)})),
+            "self_attn.q_proj: its adapter is in I8, which is not read",
         ),
         (
             edit_tensors(

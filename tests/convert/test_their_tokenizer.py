@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from colonnade.convert.their_tokenizer import find_tokenizer
+from colonnade.errors import CheckpointError
 from tests.convert.published import saved
 from tests.convert.test_peft import adapted, of_a_tokenizer
 from tests.convert.test_peft import pytestmark as pytestmark
@@ -68,3 +70,20 @@ def test_what_belongs_to_another_tokenizer_is_left_and_named(own: str, theirs: P
     out = converted(theirs, tmp_path / "again", "--tokenizer", tmp_path / "alone")
     assert [line for line in out.splitlines() if "left" in line] == lines, "those of its own take their names"
     assert kept(tmp_path / "again") == expected(content)
+
+
+def test_what_lies_beside_a_base_is_kept_where_neither_it_nor_its_adapters_have_a_tokenizer(tmp_path: Path) -> None:
+    adapted(tmp_path)
+    content = of_a_tokenizer(tmp_path / "base", "chat")
+    of_a_tokenizer(tmp_path / "adapters", "other")
+    (tmp_path / "base" / "tokenizer.json").unlink()
+    out = converted(tmp_path / "adapters", tmp_path / "ours", "--base", tmp_path / "base")
+    assert "tokenizer  none in the folder" in out and kept(tmp_path / "ours") == expected(content)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model"])
+def test_no_tokenizer_is_passed_over_for_what_its_file_is_called(name: str, tmp_path: Path) -> None:
+    """One that cannot be read is told, and not taken for none."""
+    (tmp_path / name).write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"^The tokenizer of .* cannot be read: .* Or remove its files"):
+        find_tokenizer(None, (tmp_path,))

@@ -238,6 +238,66 @@ def test_a_document_begins_with_its_first_sentence(tmp_path: Path) -> None:
         assert len({(token - FIRST) // 30 for token in [*first, *second]}) == 1, (first, second)
 
 
+def test_any_length_and_any_cut_of_a_short_sample_comes(tmp_path: Path) -> None:
+    """Of sentences of a token, which need no trimming: two texts that follow each other, of 2 tokens to all."""
+    with TokenFileWriter(tmp_path / "file", np.dtype("<u2")) as writer:
+        writer.add_document(np.arange(FIRST, FIRST + 900), lengths=[1] * 900)
+    data, found = opened(TokenFile(tmp_path / "file"), BertCut(short=1.0), seq_length=9), set()
+    for sample in range(450):
+        first, second, label = data._pair(sample % len(data), 0, draws(sample))
+        before, behind = (second, first) if label else (first, second)
+        assert is_run([*before.tolist(), *behind.tolist()])
+        found.add((len(before), len(behind)))
+    assert found == {(first, length - first) for length in range(2, 7) for first in range(1, length)}
+
+
+def test_texts_that_are_too_long_lose_tokens_at_both_ends_until_they_are_alike(tmp_path: Path) -> None:
+    """Documents of two sentences of 20 tokens, of which each keeps 15 of 30."""
+    with TokenFileWriter(tmp_path / "file", np.dtype("<u2")) as writer:
+        for begin in range(FIRST, FIRST + 1_800, 40):
+            writer.add_document(np.arange(begin, begin + 40), lengths=[20, 20])
+    data, places = opened(TokenFile(tmp_path / "file"), BertCut(short=0.0), seq_length=33), list[tuple[int, int]]()
+    for sample in range(len(data)):
+        first, second, label = data._pair(sample, 0, draws(sample))
+        before, behind = (second, first) if label else (first, second)
+        if (before[-1] - FIRST) // 20 < (behind[0] - FIRST) // 20:  # two sentences, and not one that was cut
+            assert len(before) == len(behind) == 15 and is_run(before.tolist()) and is_run(behind.tolist())
+            places.append(((before[0] - FIRST) % 20, (behind[0] - FIRST) % 20))
+    assert len(places) > 10
+    for begins in zip(*places, strict=True):
+        assert max(begins) <= 5 and 1.5 < np.mean(begins) < 3.5
+
+
+def test_a_text_from_elsewhere_begins_with_a_sentence_and_fills_the_room(tmp_path: Path) -> None:
+    """And the text that it stands behind loses nothing."""
+    with TokenFileWriter(tmp_path / "file", np.dtype("<u2")) as writer:
+        for begin in range(FIRST, FIRST + 1_980, 30):
+            writer.add_document(np.arange(begin, begin + 30), lengths=[10] * 3)
+    data = opened(TokenFile(tmp_path / "file"), BertCut("next", short=0.0), seq_length=30)
+    far, lengths = list[bool](), set()
+    for sample in range(200):
+        first, second, label = data._pair(sample % len(data), 0, draws(sample))
+        if label:
+            assert is_run(first.tolist()) and is_run(second.tolist()) and (second[0] - FIRST) % 10 == 0
+            assert len(first) in (10, 20) or ((first[0] - FIRST) % 10 == 0 and len(first) < 10)
+            far.append(abs(int(second[0]) - int(first[0])) > 60)
+            lengths.add(len(first) + len(second))
+    assert len(far) > 70 and np.mean(far) > 0.85 and max(lengths) == 27
+
+
+def test_a_document_is_chosen_the_more_often_the_more_tokens_it_has(tmp_path: Path) -> None:
+    """Of those that a sample's range touches: here 5 tokens and 15 by turns."""
+    with TokenFileWriter(tmp_path / "file", np.dtype("<u2")) as writer:
+        for begin in range(FIRST, FIRST + 1_980, 20):
+            writer.add_document(np.arange(begin, begin + 5), lengths=[1] * 5)
+            writer.add_document(np.arange(begin + 5, begin + 20), lengths=[1] * 15)
+    data, shares = opened(TokenFile(tmp_path / "file"), BertCut(short=0.0), seq_length=23), list[float]()
+    for epoch in range(4):
+        pairs = [data._pair(sample, epoch, draws(100 * epoch + sample)) for sample in range(len(data))]
+        shares.append(np.mean([(min([*first, *second]) - FIRST) % 20 >= 5 for first, second, _ in pairs]))
+    assert len(data) == 99 and all(0.6 < share < 0.9 for share in shares), shares
+
+
 # Masking
 
 
@@ -319,6 +379,10 @@ def test_no_more_words_are_taken_in_a_row_than_are_asked_for() -> None:
     masking = Masking(share=2 / 300, longest=1)
     places = [np.flatnonzero(choose(tokens, PIECES, masking, draws(number))) for number in range(40)]
     assert {len(each) for each in places} == {2} and sum(int(np.diff(each)[0]) == 1 for each in places) < 4
+
+
+def test_a_word_that_is_unknown_may_be_guessed() -> None:
+    assert choose(np.array([CLS, UNK, SEP]), PIECES, Masking(), draws(0)).tolist() == [False, True, False]
 
 
 def test_a_text_that_begins_within_a_word_is_guessed_and_control_tokens_are_not() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import weakref
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from colonnade.data import blend as blend_module
 from colonnade.data.blend import Blend, whole_weights
 
 weights_ = st.lists(st.integers(1, 10_000), min_size=1, max_size=12)
@@ -134,3 +137,20 @@ def test_other_weights_are_rounded_far_below_a_sample(weights: list[float]) -> N
 def test_no_data_set_without_a_weight(weights: list[int]) -> None:
     with pytest.raises(AssertionError):
         Blend(weights)
+
+
+def test_of_many_blocks_the_last_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run goes through millions; and those that are worked out again are the same."""
+    monkeypatch.setattr(blend_module, "_SHORTEST_BLOCK", 8)
+    made, find = list[weakref.ref[np.ndarray[Any, Any]]](), blend_module._earliest_deadline_first
+
+    def finding(*arguments: Any) -> np.ndarray[Any, Any]:
+        found = find(*arguments)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(blend_module, "_earliest_deadline_first", finding)
+    blend = Blend([3, 2, 1])
+    before = [each.tolist() for each in blend.locate(np.arange(400))]
+    assert len(made) >= 50 and sum(each() is not None for each in made) <= blend_module._KEPT_BLOCKS
+    assert [each.tolist() for each in blend.locate(np.arange(400))] == before

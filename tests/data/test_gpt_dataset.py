@@ -260,6 +260,16 @@ def test_no_id_is_below_zero(tmp_path: Path) -> None:
     assert data.sample(0).tolist() == [1, 2, 3]
     with pytest.raises(DataError, match="document 0 has token id -5 at its position 4,"):
         data.sample(1)
+    with pytest.raises(DataError, match="document 0 has token id -5 at its position 4,"):
+        open_tokens(str(tmp_path / "a"), vocab_size=10)
+
+
+def test_an_id_that_the_vocabulary_has_not_got_is_told_when_a_file_is_opened(write_tokens: Write) -> None:
+    """The first one is as many as there are."""
+    prefix = write_tokens(50, vocab_size=41)
+    assert open_tokens(prefix, vocab_size=41).num_tokens == 50
+    with pytest.raises(DataError, match=r"document 0 has token id 40 at its position 40, .* has 40 ids"):
+        open_tokens(prefix, vocab_size=40)
 
 
 def test_all_epochs_are_one_or_more() -> None:

@@ -115,6 +115,21 @@ def test_a_long_index_is_read_in_part(tokens: np.ndarray, tmp_path: Path, monkey
     assert identify(file) == whole and identify(file, num_files=2) != whole
 
 
+def test_of_indices_that_are_too_long_each_is_read_in_part_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is held against no sum of all of it."""
+    file, checked = written(tmp_path / "x", np.arange(1_000), documents=1_000), list[TokenFile]()
+    monkeypatch.setattr(TokenFile, "check_index", lambda self: checked.append(self))
+    monkeypatch.setattr(identity, "BLOCK", 256)
+    whole = identify(file)
+    assert checked == [file] and whole.index_bytes == Path(f"{tmp_path}/x.idx").stat().st_size
+    Sidecar("0" * 64, 60_000, None, 1_000, 1_000, 0, ("a",), index_sha256=whole.index_sha256).write(tmp_path / "x")
+    monkeypatch.setattr(identity, "INDICES_IN_ALL", 8_192)
+    assert [identify(file, num_files=number).index_bytes for number in (1, 2)] == [8_192, 4_096]
+    assert checked == [file] and differences(whole, identify(file)) == []
+
+
 def test_of_a_long_index_both_ends_are_read_and_what_is_evenly_spread_between(tmp_path: Path) -> None:
     """Where the last documents begin stands at its end."""
     path, content = tmp_path / "x.idx", bytearray(np.random.default_rng(0).bytes(1_000_001))

@@ -275,6 +275,15 @@ def test_a_damaged_middle_is_refused_where_it_is_read(write_tokens: Write, part:
             read(0, file.num_tokens)
 
 
+def test_a_sequence_of_a_document_may_be_empty(tmp_path: Path) -> None:
+    """Wherever it stands: as an example without a label has one."""
+    for lengths in ([0, 2, 0, 1, 0], [0, 3], [3, 0], [3]):
+        with TokenFileWriter(tmp_path / "x", np.dtype("<u2")) as writer:
+            writer.add_document([7])
+            writer.add_document([1, 2, 3], lengths=lengths)
+        assert [len(each) for each in TokenFile(tmp_path / "x").sequences(1)] == lengths
+
+
 def test_a_place_where_several_begin_comes_once(write_tokens: Write) -> None:
     """Documents and sentences without a token begin where the next one does."""
     file = TokenFile(write_tokens(3, 0, 0, 4, 0, 2))

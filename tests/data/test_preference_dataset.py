@@ -11,6 +11,7 @@ import pytest
 from colonnade.config.load import load
 from colonnade.data.indexed import TokenFile
 from colonnade.data.preference_dataset import PreferenceDataset, preference_samples_of
+from colonnade.data.sampler import EpochOrder
 from colonnade.data.sidecar import PREFERENCES, ExampleFields, Sidecar
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError
@@ -128,3 +129,14 @@ def test_a_file_that_says_nothing_of_itself_is_refused(tmp_path: Path) -> None:
         writer.add_document([7] * 10, lengths=SOUND)
     with pytest.raises(DataError, match="bare holds text, "):
         PreferenceDataset(TokenFile(tmp_path / "bare"), range(1), 8, vocab_size=100, options=(0.1, 0.0, 0.0))
+
+
+def test_what_a_reference_thinks_goes_with_its_pair(tmp_path: Path) -> None:
+    """By its number in the part of the file, wherever it stands in the run."""
+    data = opened(tmp_path, SOUND, SOUND, SOUND, SOUND, first=1)
+    assert data.rows([0]).reference.tolist() == [[0.0, 0.0]], "it is not known yet"
+    data.reference = np.array([[-1.0, -2.0], [-3.0, -4.0], [-5.0, -6.0]])
+    data.order = EpochOrder(3, 1)
+    samples = data.order.samples(np.arange(6))
+    assert data.rows(range(6)).reference.tolist() == data.reference[samples].tolist()
+    assert len(set(samples.tolist())) == 3

@@ -1,5 +1,6 @@
 """Windows of long texts: how they are cut unless said otherwise, and which of several a token has most text in."""
 
+import numpy as np
 import pytest
 
 from colonnade.data.question_windows import Windows, most_context
@@ -24,3 +25,14 @@ def test_of_windows_with_as_much_text_around_a_token_the_longer_one_has_it_and_t
         owner == 1,
     ]
     assert most_context([]) == []
+
+
+def test_no_token_is_left_out_between_windows_however_far_apart_they_are_to_begin() -> None:
+    """There is room for 5 tokens of the text. And as many are counted as are cut."""
+    for stride in (1, 4, 5, 6, 128):
+        for text in (0, 1, 5, 6, 17):
+            windows = Windows(stride).ranges(2, text, 10)
+            assert {token for window in windows for token in window} == set(range(text))
+            assert max(map(len, windows)) == min(text, 5) and windows[-1].stop == text
+            assert [window.start for window in windows] == [min(stride, 5) * at for at in range(len(windows))]
+            assert Windows(stride).counts(np.array([2]), np.array([text]), 10).tolist() == [len(windows)]

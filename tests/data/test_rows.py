@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,6 +128,26 @@ def test_windows_are_packed_apart(kept: int, tmp_path: Path, monkeypatch: pytest
     assert sorted(rows.tokens.reshape(-1)) == list(range(len(data) * 32))
     first = data.rows(range(WINDOW)).tokens
     assert sorted(first.reshape(-1)) == list(range(WINDOW * 32))
+
+
+def test_of_many_windows_the_last_few_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run goes through millions."""
+
+    class Packed(list[Any]):
+        """A list that can be asked whether it is still there."""
+
+    packed, pack = list[weakref.ref[Packed]](), rows_module.pack
+
+    def packing(*arguments: Any) -> Packed:
+        made = Packed(pack(*arguments))
+        packed.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(rows_module, "WINDOW", 2)
+    monkeypatch.setattr(rows_module, "pack", packing)
+    data = dataset(written(tmp_path, [5] * 100), 4, PACKED)
+    data.rows(range(len(data)))
+    assert len(packed) == 62 and sum(each() is not None for each in packed) == rows_module._KEPT_WINDOWS
 
 
 def test_labels_that_do_not_count_in_packed_rows(write_tokens: Write) -> None:

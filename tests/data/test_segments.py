@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from colonnade.corpus.documents import BEGIN, Rejected
-from colonnade.data.segments import Encoded, Segment, SegmentFolder, header_of
+from colonnade.data.indexed import TokenFile, bin_path, idx_path
+from colonnade.data.segments import Encoded, Segment, SegmentFolder, append, header_of
+from colonnade.data.writer import TokenFileWriter
+from colonnade.errors import DataError
 
 
 def encoded(number: int, *, refused: bool = False) -> Encoded:
@@ -64,3 +71,20 @@ def test_other_files_in_the_folder_are_no_segments_and_parts_of_one_are_removed(
     assert folder.open("another run") == [] == folder.paths()
     folder.remove()
     assert sorted(path.name for path in (tmp_path / "a.unfinished").iterdir()) == sorted(names[1:]), "they keep it"
+
+
+def test_a_segment_of_other_sequences_than_its_documents_have_makes_no_token_file(tmp_path: Path) -> None:
+    made, stored = tmp_path / "made", tmp_path / "0.segment"
+    for content, sound in ((b"\2\0\0\0", True), (b"\3\0\0\0", False)):
+        segment(1).store(stored)
+        stored.write_bytes(stored.read_bytes()[:-8] + content + b"\1\0\2\0")
+        with (
+            nullcontext() if sound else pytest.raises(DataError, match="2 sequences came for an index of 2 in 3"),
+            TokenFileWriter(made, np.dtype("<u2")) as writer,
+        ):
+            assert [header.documents for header in append([stored], writer)] == [1]
+        if sound:
+            assert [each.tolist() for each in TokenFile(made).sequences(0)] == [[1], [2]]
+            for path in (bin_path(made), idx_path(made)):
+                path.unlink()
+    assert [path.name for path in tmp_path.iterdir()] == ["0.segment"]

@@ -62,3 +62,18 @@ def test_another_key_is_advised_where_any_line_lacks_it(text: Path, tmp_path: Pa
     text.write_text("no JSON\n")
     with pytest.raises(DataError, match=r"Check the files\. Left out: 1 unusable document; the first:"):
         train_tokenizer([text], tmp_path / "made.json", 270, progress=False)
+
+
+def test_what_is_read_twice_is_counted_once(text: Path, tmp_path: Path) -> None:
+    """As a WordPiece vocabulary is trained. Of documents those that have text."""
+    with text.open("a") as file:
+        file.write('\n{"body": ""}')
+    made = train_tokenizer([text], tmp_path / "made.json", 60, kind="wordpiece", key="body", progress=False)
+    assert (made.documents, made.rejected, len(made.examples)) == (20, 12, 10)
+
+
+def test_documents_without_text_are_nothing_to_train_on(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text('{"text": ""}\n' * 3)
+    with pytest.raises(DataError, match="the inputs hold no text at all"):
+        train_tokenizer([tmp_path / "text.jsonl"], tmp_path / "made.json", 270, progress=False)
+    assert not (tmp_path / "made.json").exists()

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import tokenizers
 import torch
 
 from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.errors import CheckpointError
 from colonnade.gguf import source
 from colonnade.gguf.header import FORMATS, Header, Laid, read_header
 from colonnade.gguf.source import Packed
@@ -121,6 +123,11 @@ LLAMA_SAYS = {"block_count": 2, "embedding_length": 32, "feed_forward_length": 4
                 }
             },
         ),
+        (
+            "llama",
+            {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16},
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}},
+        ),
         ("llama", {"rope.scaling.type": "none"}, {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}),
     ],
 )
@@ -173,6 +180,9 @@ def test_quantized_numbers_are_ggmls_however_many_are_made_at_once(
     (theirs,) = (each for each in gguf.GGUFReader(path).tensors if each.name == "blk.0.ffn_gate.weight")
     assert theirs.n_elements % (21 * 32) and theirs.tensor_type == Q8_0
     packed = Packed(path, read_header(path).tensors[theirs.name])
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match=r"pip install 'colonnade\[gguf\]'"):
+        patch.setitem(sys.modules, "gguf", None)  # importing it fails
+        source.open_gguf(path)
     monkeypatch.setattr(source, "_AT_ONCE", 700)
     expected = torch.from_numpy(gguf.quants.dequantize(theirs.data, Q8_0))
     assert packed.read().std() > 0 and torch.equal(packed.read(), expected)
@@ -235,6 +245,14 @@ def test_a_tokenizer_that_is_not_as_it_should_be_is_left(wrong: dict[str, Any]) 
     said = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a"], "merges": [], "token_type": [1], **wrong}
     made = tokenizer_in(Header(Path(), {f"tokenizer.ggml.{key}": value for key, value in said.items()}, {}))
     assert isinstance(made, str) and made.startswith("left: it ") and "tokenizer.json with --tokenizer" in made
+
+
+@pytest.mark.parametrize(("pre", "ids"), [("llama-bpe", [2]), ("gpt-2", [0, 1])])
+def test_text_is_split_as_the_file_says_and_no_further(pre: str, ids: list[int]) -> None:
+    """LLaMA 3 leaves what is no letter before a word at it."""
+    said = {"model": "gpt2", "pre": pre, "tokens": ["(", "a", "(a"], "merges": ["( a"], "token_type": [1, 1, 1, 3]}
+    made = tokenizer_in(Header(Path(), {f"tokenizer.ggml.{key}": value for key, value in said.items()}, {}))
+    assert isinstance(made, Tokenizer) and made.encode("(a") == ids, "kinds of tokens that there are not say nothing"
 
 
 @pytest.mark.parametrize(("pre", "ids"), [("llama-bpe", [3]), ("gpt-2", [0, 1, 2])])

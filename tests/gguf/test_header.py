@@ -11,7 +11,7 @@ import pytest
 from colonnade.architecture.huggingface.keys import Refused
 from colonnade.errors import CheckpointError
 from colonnade.gguf.header import Header, Laid, is_gguf, read_header
-from colonnade.gguf.source import config_of
+from colonnade.gguf.source import _facts, _theirs, config_of
 
 F32, F16, Q8_0 = 0, 1, 8
 STRING, ARRAY = 8, 9
@@ -145,7 +145,10 @@ def test_a_model_that_would_be_another_is_refused(said: dict[str, Any], problem:
         described(**said)
 
 
-@pytest.mark.parametrize("said", [{"split.count": 0}, {"split.count": 1}, {"llama.vocab_size": 61}])
+@pytest.mark.parametrize(
+    "said",
+    [{"split.count": 0}, {"split.count": 1}, {"llama.vocab_size": 61}, {"llama.rope.scaling.finetuned": True}],
+)
 def test_what_says_the_same_once_more_changes_nothing(said: dict[str, Any]) -> None:
     assert described(**said) == described()
 
@@ -153,3 +156,25 @@ def test_what_says_the_same_once_more_changes_nothing(said: dict[str, Any]) -> N
 def test_a_file_without_a_table_of_tokens_is_refused() -> None:
     with pytest.raises(Refused, match=r"there is no token_embd\.weight"):
         config_of(Header(Path(), metadata(), {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("blk.10.attn_q.weight", "model.layers.10.self_attn.q_proj.weight"),
+        ("blk.3.ffn_up.bias", "model.layers.3.mlp.up_proj.bias"),
+        ("output.weight", "lm_head.weight"),
+        ("blk.x.attn_q.weight", "self_attn.q_proj.weight"),
+        ("enc.3.attn_q.weight", "self_attn.q_proj.weight"),
+        ("blk.3.new_module.weight", "blk.3.new_module.weight"),
+        ("output", "output"),
+    ],
+)
+def test_a_tensor_has_its_familys_name_or_one_that_no_family_has(name: str, theirs: str) -> None:
+    assert _theirs(name)[0] == theirs
+
+
+def test_ids_of_control_tokens_are_whole_numbers() -> None:
+    ids = {"bos": True, "eos": 7, "unk": 3}
+    header = Header(Path(), {f"tokenizer.ggml.{name}_token_id": value for name, value in ids.items()}, {})
+    assert _facts(header) == {"eos_token_id": 7}

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from colonnade.errors import CheckpointError
 from colonnade.huggingface import files
-from colonnade.huggingface.files import read_json, tensors_in
+from colonnade.huggingface.files import Stored, read_json, tensors_in
 
 
 def write(folder: Path, name: str, *tensors: str) -> Path:
@@ -73,3 +73,17 @@ def test_a_json_file_is_an_object_of_some_size(tmp_path: Path, monkeypatch: pyte
     path.write_text("[]")
     with pytest.raises(CheckpointError, match=r"config\.json is no JSON object"):
         read_json(path)
+
+
+def test_a_file_that_is_gone_or_cut_off_since_it_was_looked_at_is_told(tmp_path: Path) -> None:
+    """Numbers are read later than what is said of them."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        path = write(tmp_path, name, "x")
+        stored = tensors_in(tmp_path)["x"]
+        assert stored.read().tolist() == [float(len(name))] * 2
+        path.write_bytes(path.read_bytes()[: stored.place.start + 4 if stored.place else -4])
+        with pytest.raises(CheckpointError, match=rf"{name} (cannot be read as safetensors: |is cut off: )"):
+            stored.read()
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"x cannot be read as safetensors: No such file or directory\."):
+        Stored(tmp_path / "x", "x", (2,), "F32").read()

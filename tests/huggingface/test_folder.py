@@ -1,13 +1,17 @@
 """What is read of a published folder."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from colonnade.huggingface.folder import Published, ids_in, labels_of
+from colonnade.errors import CheckpointError
+from colonnade.huggingface.folder import Published, ids_in, labels_of, open_published
+from tests.convert.published import saved
 
 
 @pytest.mark.parametrize(
@@ -49,3 +53,48 @@ def test_a_models_number_format_is_that_of_most_of_its_numbers() -> None:
     nothing: Any = None
     published = Published(Path("folder"), nothing, nothing, 10, sources, stored)
     assert published.dtype == torch.bfloat16 and published.dtype_of("norm") == torch.float32
+
+
+def change(folder: Path, *, less: str = "(?!)", **more: torch.Tensor) -> Path:
+    """Without the tensors whose names match `less`, and with others."""
+    path = folder / "model.safetensors"
+    kept = {name: x for name, x in load_file(path).items() if not re.search(less, name)}
+    save_file({**kept, **more}, path, {"format": "pt"})
+    return folder
+
+
+def test_of_an_encoder_that_lacks_some_of_its_head_the_rest_is_there(tmp_path: Path) -> None:
+    """As of one that was published to tell the order of sentences alone."""
+    saved(tmp_path, "bert")
+    with pytest.raises(
+        CheckpointError, match=r"(?s)tensors are missing: .*cls\.predictions\..*Or begin a run from these"
+    ):
+        open_published(change(tmp_path, less=r"^cls\.predictions"))
+    found = open_published(tmp_path, whole=False)
+    found.check_seconds()
+    head = [name for name in found.sources if name.startswith("head.")]
+    assert head == [f"head.{module}.{kind}" for module in ("pooler", "order") for kind in ("weight", "bias")]
+    assert "embedding.tokens.weight" in found.sources
+
+
+def test_a_bias_that_nothing_reads_stands_for_no_other(tmp_path: Path) -> None:
+    """An untied BERT has two of one size, and one of them is idle: it may be anything."""
+    saved(tmp_path, "bert, untied")
+    open_published(tmp_path).check_seconds()
+    with pytest.raises(CheckpointError, match=r"1 tensor is missing: cls\.predictions\.decoder\.bias\n"):
+        open_published(change(tmp_path, less=r"decoder\.bias"))
+
+
+def test_everything_that_is_wrong_with_a_folder_is_told_at_once(tmp_path: Path) -> None:
+    saved(tmp_path, "gpt2")
+    odd = {"transformer.ln_f.weight": torch.ones(7), "transformer.ln_f.bias": torch.ones(24, dtype=torch.int8)}
+    with pytest.raises(CheckpointError) as told:
+        open_published(change(tmp_path, less=r"h\.1\.ln_1|wpe", one=torch.ones(1), two=torch.ones(1), **odd))
+    _, *problems, _ = str(told.value).splitlines()
+    assert problems == [
+        "  2 tensors are there that it does not have: one, two",
+        "  3 tensors are missing: transformer.h.1.ln_1.bias, transformer.h.1.ln_1.weight, transformer.wpe.weight",
+        "  transformer.ln_f.weight is [7], and should be [24]",
+        "  transformer.ln_f.bias is in I8: weights are read in F64, F32, F16, BF16, not quantized ones",
+    ]
+    assert "Or begin a run" not in str(told.value), "what is missing is not of the head alone"

@@ -2,12 +2,15 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from colonnade.errors import CheckpointError
-from colonnade.huggingface.write import Planned, PlannedFile, header_of, index_of, narrowed, plan_files
+from colonnade.huggingface import write
+from colonnade.huggingface.write import Planned, PlannedFile, Writer, header_of, index_of, narrowed, plan_files
 
 
 @pytest.mark.parametrize(
@@ -44,3 +47,26 @@ def test_a_number_that_would_be_infinite_is_refused_on_both_sides_of_zero(value:
     largest = math.copysign(65504, value)
     assert narrowed(torch.tensor([1.0, largest]), torch.float16, "up").tolist() == [1.0, largest]
     assert narrowed(torch.tensor([value * float("inf")]), torch.float16, "up").isinf().all(), "it was infinite before"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_is_written_in_blocks_is_what_their_library_reads(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever lies beside each other in memory; and all of it is on the disk when that is told."""
+    synced: list[int] = []
+    monkeypatch.setattr(write, "BLOCK", 24)
+    monkeypatch.setattr(write.os, "fsync", synced.append)
+    numbers = {"z": torch.arange(35.0).view(5, 7), "a": torch.arange(24.0).view(4, 6).t(), "none": torch.ones(0, 3)}
+    numbers |= {"one": torch.tensor(3.5), "last": torch.arange(13.0)}
+    files = plan_files([Planned(name, tuple(x.shape), dtype) for name, x in numbers.items()], 60 * dtype.itemsize)
+    Writer(tmp_path, files).write(iter(numbers.values()))
+    found, where = dict[str, torch.Tensor](), dict[str, str]()
+    for path in sorted(tmp_path.iterdir()):
+        with safe_open(str(path), framework="pt") as file:
+            assert file.metadata() == {"format": "pt"}
+            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
+            where |= dict.fromkeys(file.keys(), path.name)
+    assert all(torch.equal(found[name], x.to(dtype)) for name, x in numbers.items()) and found.keys() == numbers.keys()
+    assert list(where.values()) == ["model-00001-of-00002.safetensors"] * 4 + ["model-00002-of-00002.safetensors"]
+    assert json.loads(str(index_of(files)))["weight_map"] == where and len(synced) == 2

@@ -136,6 +136,7 @@ def test_a_name_of_megatron_is_not_imported(
         (lambda x: x["model"].update(extra=torch.ones(1).expand(10**9)), "has model.extra, which is no plain tensor"),
         (lambda x: args_of(x, tensor_model_parallel_size=2), "run of tensor-parallel size 2, and the folders"),
         (lambda x: args_of(x, padded_vocab_size="64"), 'padded_vocab_size = "64"'),
+        (lambda x: x.update(iteration="5000"), 'has iteration = "5000", which is no number'),
     ],
 )
 def test_what_a_file_says(
@@ -155,6 +156,12 @@ def test_what_a_file_says(
         (lambda x: args_of(x, pipeline_model_parallel_size=3), "run of pipeline-parallel size 3, and the folders"),
         (lambda x: x["model"]["language_model"]["encoder"].popitem(), "do not have the same tensors: "),
         (
+            lambda x: x["model"]["language_model"]["encoder"].update(
+                {"final_layernorm.bias": torch.ones(24, dtype=torch.bfloat16)}
+            ),
+            "final_layernorm.bias as [24] in F32, and ",
+        ),
+        (
             lambda x: x["model"]["language_model"]["encoder"]["final_layernorm.bias"].add_(1),
             "have different numbers in",
         ),
@@ -170,6 +177,15 @@ def test_ranks_that_disagree(
     where = copied("four")
     change(where / "mp_rank_01_001" / FILE, edit)
     assert words in (message := said(tmp_path, where)), message
+
+
+def test_stages_of_which_each_has_the_same_tensor(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    where = copied("four")
+    table = {"word_embeddings.weight": torch.ones(32, 24)}
+    for rank in ("00", "01"):
+        change(where / f"mp_rank_{rank}_001" / FILE, lambda x: x["model"]["language_model"].update(embedding=table))
+    message = said(tmp_path, where)
+    assert "both have language_model.embedding.word_embeddings.weight: they are not stages of one pipeline" in message
 
 
 def test_folders_that_are_not_all_there(copied: Callable[[str], Path], tmp_path: Path) -> None:
@@ -254,6 +270,7 @@ def shapes_of(file: Path) -> dict[str, tuple[int, ...]]:
         ({"padded_vocab_size": 64, "vocab_size": 50, "model_parallel_size": 2}, None, None, 50),
         ({"padded_vocab_size": 256, "make_vocab_size_divisible_by": None}, None, 129, 129),  # 128, unless it is said
         ({"padded_vocab_size": 192, "make_vocab_size_divisible_by": None}, None, 129, "would be padded to 256"),
+        ({"padded_vocab_size": 256, "make_vocab_size_divisible_by": 0}, None, 129, 129),
         ({"padded_vocab_size": 64}, None, None, "which are tokens is not in the checkpoint"),
         ({"padded_vocab_size": 64}, 64, None, 64),
         ({"padded_vocab_size": 64}, 65, None, "is said to have 65 tokens"),

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from colonnade.pipeline.carry import Carry
 from colonnade.pipeline.chunk import Chunk
 from tests.pipeline.toy import (
     HIDDEN,
@@ -15,6 +16,7 @@ from tests.pipeline.toy import (
     SAMPLES,
     TARGETS,
     WIDTH,
+    Given,
     Owner,
     Pair,
     Toy,
@@ -126,6 +128,42 @@ def test_what_nobody_reads_has_a_gradient_of_zeros() -> None:
     dy, dmemory, dlengths = chunk.backward(0, None, each, last=True)
     assert dy is not None and dy.any() and dmemory is not None and dlengths is None
     assert torch.equal(dmemory, torch.zeros_like(CARRY[1]))
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("every", [0, 1, 2, 4])
+def test_below_what_is_trained_nothing_is_kept_and_backward_ends(every: int, split: bool) -> None:
+    """Embedding and first block are frozen; the second block computes gradients of its weights alone."""
+    toy, owner, below = Toy(4), Owner(), UNITS[:2]
+    for frozen in (toy.embedding, toy.norms[0], toy.linears[0]):
+        frozen.requires_grad_(False)
+    stated = [
+        unit._replace(has_backward=unit.name not in below, sends_back=unit.name not in UNITS[:3])
+        for unit in units(UNITS)
+    ]
+    given_, watched = microbatches(2), dict[str, bool]()
+    chunk = Chunk(stated, toy, owner, weight_gradients=toy.later, recompute_every=every)
+    make = toy.make
+
+    def watching(unit: str, carry: Carry, inputs: Given) -> Carry:
+        if torch.is_grad_enabled():
+            watched[unit] = any(x.requires_grad for x in carry)
+        return make(unit, carry, inputs)
+
+    toy.make = watching  # type: ignore[method-assign]
+    loss = sum(x.item() for each in given_ for x in chunk.forward(each.number, (), each))
+    assert toy.kept(below) == set() and owner.acquired() == chunk.uses("F") * 2 == UNITS * 2
+    for each in given_:
+        owner.told.clear()
+        chunk.backward(each.number, None, each, last=True, split=split)
+        chunk.weights(each.number, last=True)
+        assert owner.acquired() == chunk.uses("B") and not {*below} & {*owner.acquired()}
+        assert [unit for _, unit in owner.ready()] == UNITS[:1:-1]
+    assert watched == dict(zip(UNITS[2:], (False, True, True, True), strict=True)), "whether gradients go on"
+    total = torch.stack([toy.plain_loss(each) for each in given_]).sum()
+    trained = {name: weight for name, weight in toy.named_parameters() if weight.requires_grad}
+    assert loss == pytest.approx(total.item(), rel=1e-13)
+    close(toy.gradients(), dict(zip(trained, torch.autograd.grad(total, list(trained.values())), strict=True)))
 
 
 def test_a_split_backward_leaves_linear_weights_alone() -> None:

@@ -156,6 +156,17 @@ def test_an_svg_of_one_chunk_says_what_its_colours_are_and_when() -> None:
     assert ("0", draw.MARGIN) in texts, "the ruler begins where the first action does"
 
 
+def test_title_stages_ruler_and_legend_of_an_svg_stand_below_each_other() -> None:
+    picture = ElementTree.fromstring(draw.svg(simulated("1f1b", 3, 4), title="small"))
+    box = max(float(rect.attrib["y"]) + float(rect.attrib["height"]) for rect in picture.findall(f"{SVG}g/{SVG}rect"))
+    texts = [(text.text or "", float(text.attrib["y"])) for text in picture.findall(f"{SVG}text")]
+    title, *stages = [y for text, y in texts if text == "small" or text.startswith("stage")]
+    (ruler,) = {y for text, y in texts if text.isdecimal()}
+    (legend,) = {y for text, y in texts if text in ("forward", "backward", "grey: waiting")}
+    places = [title, *stages, box, ruler - 11, ruler, legend - 11, legend, float(picture.attrib["height"])]
+    assert places == sorted(places) and len(stages) == 3, "none is written over the next"
+
+
 def test_a_long_svg_is_narrowed_and_leaves_out_names_that_do_not_fit() -> None:
     picture = ElementTree.fromstring(draw.svg(simulated("1f1b", 2, 400), title="long"))
     assert float(picture.attrib["width"]) < draw.WIDEST + 200

@@ -129,15 +129,15 @@ def test_a_send_is_let_go_when_an_answer_proves_that_it_was_used() -> None:
 
 def test_what_is_used_out_of_order_is_received_in_order() -> None:
     """Between virtual stages a message may be used later than one that was sent after it."""
+    backwards = [Action("B", microbatch, 0) for microbatch in range(4)]
     schedules = [
-        [Action("F", 0, 0), Action("F", 1, 0), Action("B", 0, 0), Action("B", 1, 0)],
-        [Action("F", 1, 0), Action("F", 0, 0), Action("B", 0, 0), Action("B", 1, 0)],
+        [*(Action("F", microbatch, 0) for microbatch in order), *backwards] for order in (range(4), (1, 0, 2, 3))
     ]
     box, diary = mailbox(schedules, 1)
     box.take(Message("F", 1, 0))
-    assert diary == ["receive 0:0", "receive 0:1", "wait receive 0:1"]
+    assert diary == ["receive 0:0", "receive 0:1", "wait receive 0:1"], "one is here that is not used yet"
     box.take(Message("F", 0, 0))
-    assert diary[3:] == ["wait receive 0:0"]
+    assert diary[3:] == ["receive 0:2", "wait receive 0:0"]
 
 
 def test_a_stage_keeps_what_it_sends_itself() -> None:

@@ -124,6 +124,16 @@ def test_chunks_with_durations_of_their_own_take_all_of_them(pace: Callable[[int
     assert [(e.start, e.end) for e in found.events[0]] == [(0, 1), (1, 4), (4, 10), (10, 12)]
 
 
+@pytest.mark.parametrize("pace", [None, lambda busy: 1.0], ids=["apart", "at a pace"])
+def test_a_transfer_takes_as_long_as_that_of_the_chunk_that_sends(pace: Callable[[int], float] | None) -> None:
+    own = [Durations(transfer=0.5), Durations(transfer=4)]
+    found = simulate(all_actions("gpipe", 2, 1), 1, durations=own, pace=pace)
+    assert [[(e.start, e.end) for e in events] for events in found.events] == [
+        [(0, 1), (8.5, 10.5)],
+        [(1.5, 2.5), (2.5, 4.5)],
+    ]
+
+
 def test_chunks_of_one_stage_hand_on_without_a_transfer() -> None:
     found = simulate(all_actions("interleaved", 1, 1, 2), 1, virtual_stages=2, durations=Durations(transfer=100.0))
     assert found.makespan == 3

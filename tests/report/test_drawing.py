@@ -9,6 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
+from colonnade.report import heat as heat_module
 from colonnade.report.heat import drawn, heats
 from colonnade.report.pictures import NOTHING, indices, palette, png
 
@@ -63,8 +64,13 @@ def test_a_step_that_was_measured_twice_has_one_column() -> None:
 
 
 def test_where_nothing_is_most_telling_what_there_is_is_shown_at_once() -> None:
-    page = str(drawn([{"step": step, "activations": {"blocks.0": {"logits": {"zeros": step}}}} for step in (1, 2)]))
-    assert page.count("<img") == 1 and "<details" not in page
+    """Two at most."""
+    names = ("zeros", "near_limit", "mean")
+    for count, titles in ((1, ["share of zeros"]), (3, ["share of zeros", "share near the format&#x27;s limit"])):
+        numbers = [dict.fromkeys(names[:count], step) for step in (1, 2)]
+        lines = [{"step": step, "activations": {"a": {"logits": numbers[step - 1]}}} for step in (1, 2)]
+        shown, *more = str(drawn(lines)).split("<details")
+        assert re.findall("<figcaption><b>(.*?)<", shown) == titles and len(more) == (count > 2)
 
 
 def test_what_is_most_telling_comes_first_and_the_rest_is_a_click_away() -> None:
@@ -86,13 +92,43 @@ def test_a_number_that_is_not_finite_hides_none_of_the_same_column() -> None:
     assert heat.table.tolist() == [[1.0, 3.0]]
 
 
-@pytest.mark.parametrize(("highest", "is_log"), [(10.0, False), (1000.0, True)])
-def test_numbers_far_apart_have_colours_by_powers_of_ten(highest: float, is_log: bool) -> None:
-    """And the page's script is told so."""
-    page = str(drawn([{"step": step, "updates": {"blocks.0": value}} for step, value in ((1, 1.0), (2, highest))]))
+@pytest.mark.parametrize(
+    ("lowest", "highest", "is_log"),
+    [(1.0, 10.0, False), (1.0, 1000.0, True), (0.0, 1000.0, False), (-1.0, 1000.0, False), (-1000.0, -1.0, False)],
+)
+def test_numbers_far_apart_have_colours_by_powers_of_ten(lowest: float, highest: float, is_log: bool) -> None:
+    """Where all are above 0. And the page's script is told so."""
+    values = ((1, lowest), (2, highest))
+    page = str(drawn([{"step": step, "updates": {"blocks.0": value}} for step, value in values]))
     assert ('data-log="1"' in page, " log<" in page) == (is_log, is_log)
 
 
 def test_a_whole_number_that_no_float_can_hold_is_a_gap() -> None:
     (heat,) = heats([{"step": step, "updates": {"a": value}} for step, value in ((1, 1), (2, 10**400), (3, 3.0))])
     assert heat.table[0, 0] == 1.0 and math.isnan(heat.table[0, 1]) and heat.table[0, 2] == 3.0
+
+
+def test_what_was_never_finite_is_a_gap_and_no_picture() -> None:
+    lines = [{"step": step, "updates": {"a": math.nan, "b": float(step)}} for step in (1, 2)]
+    (heat,) = heats(lines)
+    assert heat.units == ["a", "b"] and np.isnan(heat.table[0]).all() and heat.table[1].tolist() == [1.0, 2.0]
+    assert "<img" not in drawn([{"step": step, "updates": {"a": math.inf}} for step in (1, 2)])
+
+
+def test_what_is_nothing_everywhere_is_said_to_be_so() -> None:
+    lines = [{"step": step, "activations": {"a": {"logits": {"zeros": 0.0, "rms": step}}}} for step in (1, 2)]
+    assert "The same in every unit and step: share of zeros 0." in drawn(lines)
+
+
+def test_a_map_names_its_ends_and_as_many_units_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each beside the middle of its row."""
+    monkeypatch.setattr(heat_module, "MOST_ROWS", 25)
+    units = [f"blocks.{number}" for number in range(30)]
+    lines = [{"step": step, "updates": dict.fromkeys(units, step / 1000)} for step in (1000, 2000)]
+    text = str(drawn(lines))
+    rows = "\n".join(units[:25])
+    assert f'data-rows="{rows}"' in text
+    names = re.findall(r'<span style="top:([\d.]+)%">(.*?)</span>', text)
+    assert names == [(f"{100 * (row + 0.5) / 25:.2f}", units[row]) for row in range(0, 25, 3)]
+    assert '<span class="legend">1<i class="ramp"></i>2<' in text
+    assert "<span>step 1,000</span><em>2,000</em>" in text

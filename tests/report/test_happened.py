@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.report.happened import listed, marks, steps_of
+from colonnade.report.happened import legend, listed, marks, steps_of
 from colonnade.report.page import page
 from colonnade.report.record import read_run
 from tests.report import written
@@ -66,3 +66,26 @@ def test_times_are_those_of_utc_wherever_a_page_is_made(tmp_path: Path, monkeypa
         found = listed(read_run(folder))
     time.tzset()
     assert re.findall(r'class="when">(.*?)<', found) == ["2001-09-09 01:46:40"]
+
+
+def test_a_time_or_a_step_that_there_is_not_is_not_shown(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r")
+    events = [{"event": "saved", "time": time, "step": -1} for time in (-1.0, 4e9, 1e300)]
+    (folder / "events.jsonl").write_text(written.lines([*events, {"event": "saved", "step": 2**60}]))
+    run = read_run(folder)
+    assert re.findall(r'class="when">(.*?)<', listed(run)) == [""] * 4 and marks(run) == []
+
+
+def test_each_kind_of_sign_is_named_once_in_words(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r")
+    names = ("saved", "rolled back", "saved", "rank lost", "diverged", "stopped early", "moved")
+    (folder / "events.jsonl").write_text(written.lines([{"event": name, "step": 3, "to": 2} for name in names]))
+    found = re.findall(r'class="sign ([\w-]+)"></i>([^<]*)<', legend(marks(read_run(folder))))
+    assert found == [
+        ("saved", "saved"),
+        ("rolled-back", "rolled back"),
+        ("trouble", "diverged, failed"),
+        ("finished", "ended"),
+        ("other", "other"),
+    ]
+    assert legend([]) == ""

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -130,3 +131,32 @@ def test_what_is_no_run(tmp_path: Path) -> None:
         read_run(tmp_path / "absent")
     with pytest.raises(ConfigError, match="is no folder of a run"):
         read_run(tmp_path)
+
+
+def test_a_large_file_is_told_by_the_megabytes_that_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written.run(tmp_path / "r", steps=4)
+    monkeypatch.setattr(record, "LARGEST", 1 << 20)
+    (folder / "profile.json").write_text(f'{{"a": "{"x" * (1 << 20)}"}}')
+    assert read_run(folder).notes == ["profile.json is larger than 1 MB and left out."]
+
+
+def test_what_is_no_number_and_no_event_is_passed_over(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r", steps=4)
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0, "odd": true, "name": "x"}\n')
+    (folder / "events.jsonl").write_text('{"time": 1.0}\n{"event": 3}\n{"event": "saved", "time": "noon"}\n')
+    run = read_run(folder)
+    assert list(run.columns) == ["step", "loss"] and run.events == [{"event": "saved", "time": None}]
+
+
+def test_hours_are_those_of_the_steps_that_tell_theirs(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r", steps=4)
+    (folder / "metrics.jsonl").write_text(
+        written.lines([{"step": 1, "seconds": 3600.0}, {"step": 2}, {"step": 3, "seconds": 1800.0}])
+    )
+    assert read_run(folder).hours.tolist() == [1.0, 1.0, 1.5]
+
+
+def test_a_run_of_a_clock_that_is_ahead_has_written_just_now(tmp_path: Path) -> None:
+    folder, later = written.run(tmp_path / "r", steps=4), time.time() + 7200
+    os.utime(folder / "metrics.jsonl", (later, later))
+    assert read_run(folder).seconds_since == 0.0

@@ -1,6 +1,7 @@
 """A sweep's table: median and spread over seeds, the paper's figures, and what is refused."""
 
 import csv
+import html
 import json
 import math
 import re
@@ -17,6 +18,7 @@ from colonnade.report.sweep import as_csv, read_sweep_folder
 from colonnade.report.write import write_report
 from tests.commands import here
 from tests.report.test_page import EVIL, Reader
+from tests.report.test_top import cells
 
 SCORES = {1e-5: [0.80, 0.84, 0.82], 2e-5: [0.85, 0.81, 0.86]}
 
@@ -98,6 +100,19 @@ def test_a_strip_has_its_mark_at_the_median(sweep: Path) -> None:
         dots, (median,) = (re.findall(f'class="{kind}" style="left:(.*?)%', strip) for kind in ("dot", "median"))
         assert median == sorted(dots, key=float)[1]
     assert len(strips) == 2
+
+
+@pytest.mark.parametrize(
+    ("task", "keys"), [("mnli", ["a run", "median", "the paper's models"]), ("rte", ["a run", "median"])]
+)
+def test_each_kind_of_mark_in_a_strip_is_named(tmp_path: Path, task: str, keys: list[str]) -> None:
+    """The paper's models where there are some, each in every strip."""
+    points = [point(rate, 1, 0.8 + 1000 * rate) for rate in (1e-5, 2e-5)]
+    text = sweep_page(read_sweep_folder(write(tmp_path / "s", points, task=task)))
+    legend = text.split('class="legend">')[1].split("</figcaption>")[0]
+    assert [html.unescape(each) for each in re.findall(r"</i>([^<]+)</span>", legend)] == keys
+    theirs = [strip.count('class="theirs"') for strip in text.split('class="strip"')[1:]]
+    assert theirs == [6 if task == "mnli" else 0] * 2
 
 
 def test_points_that_have_failed_stand_out_among_those_that_have_not(sweep: Path) -> None:
@@ -195,3 +210,18 @@ def test_the_published_figures_are_the_papers() -> None:
     assert medians["squad"][2] == (0.955, 0.9) and medians["squad"][5] == pytest.approx((0.912, 0.885))
     assert medians["wikitext103"] == [(19.31,), (12.76,), (10.81,)]
     assert medians["lambada"] == [(0.4518,), (0.6173,), (0.6651,)]
+
+
+def test_a_setting_of_one_run_has_no_range(tmp_path: Path) -> None:
+    """Nor a deviation; a step has its thousands apart."""
+    folder = write(tmp_path / "s", [point(1e-5, 1, 0.8, step=12_345)], task="rte")
+    settings, points = sweep_page(read_sweep_folder(folder)).split("<h2>Points")
+    assert cells(settings)[-1] == ["1e-05", "1", "0.8000", "0.2000", "", ""]
+    assert cells(points)[-1][1:3] == ["finished", "12,345"]
+
+
+def test_the_table_of_a_page_replaces_no_table_of_the_sweep(sweep: Path) -> None:
+    (sweep / "summary.csv").write_text("the sweep's own")
+    with pytest.raises(ConfigError, match=r"summary\.csv is among what this command is given"):
+        write_report([sweep], sweep / "summary.html")
+    assert (sweep / "summary.csv").read_text() == "the sweep's own" and not (sweep / "summary.html").exists()

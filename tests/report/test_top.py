@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from colonnade.report.charts import charts, final
-from colonnade.report.page import page
+from colonnade.report.page import page, seconds_left
 from colonnade.report.record import read_run
 from tests.report import written
 from tests.report.test_page import shown, under_way
@@ -102,3 +102,25 @@ def test_of_several_runs_each_adds_its_own_charts(tmp_path: Path) -> None:
         "Losses": ["second"],
         "Validation accuracy": ["second"],
     }
+
+
+def test_a_run_beyond_its_plan_is_at_its_end(tmp_path: Path) -> None:
+    """As where fewer steps are asked of one that goes on."""
+    folder = under_way(tmp_path / "r")
+    (folder / "config.toml").write_text(written.CONFIG.format(steps=32))
+    run = read_run(folder)
+    assert '<div class="progress" title="step 40 of 32"><i style="width:100.00%"></i>' in page([run])
+    assert seconds_left(run) == 0.0
+
+
+def test_a_device_is_told_by_its_name_where_it_has_one(tmp_path: Path) -> None:
+    for about, words in (({"device": "cuda", "device_name": "H200"}, "tp2 · H200"), ({"device": "cpu"}, "tp2 · cpu")):
+        folder = written.run(tmp_path / words[-3:])
+        (folder / "events.jsonl").write_text(written.lines([{"event": "setup", "layout": "tp2", **about}]))
+        assert words in shown(folder).text
+
+
+def test_of_several_runs_the_details_of_each_are_a_click_away(tmp_path: Path) -> None:
+    runs = [read_run(written.run(tmp_path / name, steps=3)) for name in ("first", "second")]
+    folded = [page(each).count("thermometers, memory, profile, events, configuration") for each in (runs[:1], runs)]
+    assert folded == [0, 2]

@@ -83,3 +83,33 @@ def test_a_run_that_goes_on_is_read_once_until_it_ends(tmp_path: Path, monkeypat
     assert looks == [0.5] * 4 and terminal.getvalue().count("7 of") == 1
     names = ("events.jsonl", "metrics.jsonl", "thermometers.jsonl")
     assert len(read) == sum((folder / name).read_bytes().count(b"\n") for name in names)
+
+
+def test_credentials_are_not_shown_and_an_event_takes_one_line(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r", steps=3)
+    saved = {"event": "saved", "step": 2, "where": "s3://me:topsecret@bucket/x", "about": "more " * 50}
+    (folder / "events.jsonl").write_text(written.lines([saved]))
+    text = seen(folder, width=80)
+    assert "bucket" in text and "topsecret" not in text
+    assert sum("more" in line for line in text.splitlines()) == 1
+
+
+def test_a_run_without_a_step_is_shown(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r", steps=3)
+    (folder / "metrics.jsonl").write_text("")
+    assert "r: finished" in (text := seen(folder)) and "metrics.jsonl has no step yet." in text
+
+
+def test_whoever_has_seen_enough_of_a_run_leaves_it_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written.run(tmp_path / "r", steps=3)
+    (folder / "events.jsonl").write_text(written.lines([{"event": "started"}]))
+
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+    try:
+        watch(folder, every=1, console=Console(file=(terminal := StringIO()), width=100))
+    except KeyboardInterrupt:
+        pytest.fail("it is no error")
+    assert "r: under way" in terminal.getvalue()
