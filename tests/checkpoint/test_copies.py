@@ -11,7 +11,7 @@ from colonnade.data_parallel.buckets import Bucket
 from colonnade.errors import CopiesError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
-from tests.data_parallel.flat import flat_model, storage, weights
+from tests.data_parallel.flat import allocated, flat_model, storage, weights
 from tests.distributed import run_on_ranks
 
 
@@ -44,6 +44,11 @@ def test_ranks_with_the_same_sum_stand_together() -> None:
     head, line, rest = message([{name: "aa"}, {name: "bb"}, {name: "aa"}, {}])
     assert head.startswith("Step 4: what several ranks hold as copies of each other is not equal any more")
     assert line == "  blocks.0.norm.weight over tp: ranks 0 and 2 aa, rank 1 bb" and rest.startswith("Nothing of this")
+    of_slice = "blocks.0, group 0 of the slice over tp"
+    assert (
+        message([{f"{of_slice} of 0,1": "aa"}, {f"{of_slice} of 0,1": "bb"}])[1]
+        == f"  {of_slice}: rank 0 aa, rank 1 bb"
+    )
 
 
 def test_groups_of_ranks_are_told_apart() -> None:
@@ -68,13 +73,19 @@ def test_few_of_many_are_listed() -> None:
 
 
 def test_a_sound_copy_comes_from_its_place_on_the_axis(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks 1, 3 and 5 are 0, 1 and 2 there."""
+    """Ranks 1, 3 and 5 are 0, 1 and 2 of dp. Copies over tp, and of stages, are mended too."""
     sources: list[tuple[list[float], int]] = []
     monkeypatch.setattr(copies, "broadcast_", lambda x, axis, source: sources.append((x.tolist(), source)))
-    dp = Axis("dp", 3, 0, (1, 3, 5))
+    dp, tp, ends = Axis("dp", 3, 0, (1, 3, 5)), Axis("tp", 2, 0, (1, 2)), Axis("ends", 2, 0, (1, 7))
     bucket = Bucket("blocks.0", weights({"a": (2,), "b": (1,)}), dp, storage())
-    Copies([bucket], [{}], Mesh(dp=dp)).mend_({"blocks.0.b over dp of 1,3,5": 3, "blocks.0.a over dp of 0,2,4": 4})
-    assert sources == [([2.0], 1)]
+    sound = {
+        "blocks.0.b over dp of 1,3,5": 3,
+        "blocks.0.a over dp of 0,2,4": 4,
+        "blocks.0.a over tp of 1,2": 2,
+        "blocks.0.b over ends of 1,7": 1,
+    }
+    Copies([bucket], [{}], Mesh(dp=dp, tp=tp), {"blocks.0": ends}).mend_(sound)
+    assert sources == [([2.0], 1), ([0.0, 1.0], 1), ([2.0], 0)]
 
 
 def test_what_is_of_a_slice_has_another_name_than_what_is_of_the_whole() -> None:
@@ -187,3 +198,37 @@ def test_what_differs_is_told_to_all_ranks_and_nothing_else_is() -> None:
     expected["between weights"] = ["blocks.0, group 0 over tp: rank 2 X, rank 3 X"]
     expected["a count"] = ["skipped over world: ranks 0 and 2 and 3 X, rank 1 X"]
     assert run_on_ranks(_differing, 4, time_limit=20.0) == [expected] * 4
+
+
+def _behind_a_step(rank: int, num_ranks: int) -> dict[str, list[list[str]]]:
+    """What is told when weights have just been sent on their way; then when one has changed on rank 1."""
+    mesh = build_mesh(Layout(dp=num_ranks), rank)
+    told: dict[str, list[list[str]]] = {}
+    for zero in (1, 2, 3):
+        for dtype in (torch.float64, torch.bfloat16):
+            _, buckets = flat_model(storage(dtype, zero), dp=mesh.dp)
+            state = [{"exp_avg": torch.full_like(bucket.master, rank)} for bucket in buckets]
+            held = Copies(buckets, state, mesh)
+            for bucket in buckets:
+                bucket.master.add_(1.0)
+                bucket.publish()
+            said = [_said(held, {"step": 3.0})]
+            if zero == 3:
+                assert allocated(buckets, "parameters") == set(), "a rank keeps its slice, and gathers nothing for this"
+            else:
+                changed = next(bucket for bucket in buckets if bucket.name == "blocks.1")
+                changed.parameters[changed.ranges[0].start] += rank
+                said.append(_said(held, {"step": 3.0}))
+            told[f"{zero} {dtype}"] = said
+    return told
+
+
+def test_weights_that_still_arrive_are_compared_when_they_are_there() -> None:
+    """Under ZeRO 1 and 2 a rank has all of them, and of what the optimizer keeps only its slice; under 3 no copies."""
+    _, buckets = flat_model()
+    name = next(bucket for bucket in buckets if bucket.name == "blocks.1").ranges[0].placement.name
+    expected: dict[str, list[list[str]]] = {}
+    for dtype in ("float64", "bfloat16"):
+        differs = f"parameters ({dtype}) blocks.1.{name} over dp: rank 0 X, rank 1 X"
+        expected |= {f"{zero} torch.{dtype}": [[], [differs]] for zero in (1, 2)} | {f"3 torch.{dtype}": [[]]}
+    assert run_on_ranks(_behind_a_step, 2, time_limit=20.0) == [expected] * 2

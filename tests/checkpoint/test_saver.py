@@ -295,6 +295,33 @@ def test_what_a_killed_run_has_left_is_tidied(tmp_path: Path) -> None:
     verify(tmp_path / "step_00000004")
 
 
+def test_what_is_spared_stays_when_a_run_begins(tmp_path: Path) -> None:
+    shards = model_shards(weights(), 0, 1)
+    for step in (1, 2, 3):
+        save(tmp_path, step, shards, {}, keep=9)
+    Saver(Target(tmp_path, 1, spared=lambda steps: [min(steps)]), shards, asynchronous=False, group=None)
+    assert list(checkpoints_in(tmp_path)) == [1, 3]
+
+
+class OnGPU(torch.Tensor):
+    """One that says that it lies on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(("on_gpu", "pinned"), [((), False), (("a",), True), (("a", "b"), True)], ids=str)
+def test_the_copy_is_pinned_where_anything_is_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_gpu: tuple[str, ...], pinned: bool
+) -> None:
+    """With the optimizer's state in CPU memory some of it is: from there it is copied on a stream of its own."""
+    asked = list[bool]()
+    monkeypatch.setattr(saver, "Snapshot", lambda items, *, pinned: asked.append(pinned))
+    x = torch.zeros(3)
+    shards = [Shard(name, (3,), (0,), x.as_subclass(OnGPU) if name in on_gpu else x) for name in ("b", "a")]
+    Saver(Target(tmp_path, 1), shards, asynchronous=True, group=None)
+    assert asked == [pinned]
+
+
 def save_forever(folder: Path, first: int) -> None:
     torch.set_num_threads(1)
     x = {f"w{i}": torch.zeros(50_000) for i in range(8)}

@@ -61,6 +61,12 @@ def test_a_rank_holds_what_its_copies_do_not() -> None:
     assert state_share(config("tp=2\npp=2\ndp=2\nzero=1")) == Fraction(3, 16)
 
 
+def test_stages_may_be_more_than_one_stack_has_layers() -> None:
+    """A T5 has two."""
+    whole = config("pp=6", model='kind = "t5"\nposition = "relative"')
+    assert whole.model.num_layers == 4 and layout(fitting(whole, 5).config) == (1, 5, 1)
+
+
 def test_stages_wait_less_where_each_has_several_chunks() -> None:
     """Of eight micro-batches; of six units four stages have two at most, as if there were eight."""
     assert speed(config("pp=2")) == 2 * Fraction(8, 9)

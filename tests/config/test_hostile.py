@@ -105,6 +105,13 @@ def test_whole_numbers_are_those_of_64_bits(number: int, said: str) -> None:
     assert LARGE not in refused(lambda: loads(GOOD.replace("steps = 3", f"steps = {-(2**63)}")))
 
 
+@pytest.mark.parametrize("value", ["[{}]", "[1, [{}]]", "{{ a = [{}] }}"])
+def test_whole_numbers_within_values_are_those_of_64_bits_too(value: str) -> None:
+    for number, is_large in ((2**63 - 1, False), (2**63, True)):
+        text = GOOD.replace("steps = 3", f"steps = {value.format(number)}")
+        assert (LARGE in refused(lambda text=text: loads(text))) == is_large
+
+
 def test_values_may_lie_eight_deep() -> None:
     """A section is one, and what stands in the innermost list another."""
     for depth, said in ((5, "train.steps = [[[[[1]]]]]"), (6, DEEP)):

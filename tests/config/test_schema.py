@@ -16,6 +16,13 @@ def test_every_key_is_of_one_section() -> None:
     """Those of [model.rotary] are none of [model]."""
     of_sections = [key.name for section in sections() for key in keys_of(section)]
     assert sorted(of_sections) == sorted(all_keys())
+    assert not all_keys().keys() & sections().keys(), "a section has no value of its own"
+
+
+@pytest.mark.parametrize(("rank", "alpha", "scale"), [(8, None, 2.0), (8, 4.0, 0.5), (0, None, 0.0), (0, 4.0, 0.0)])
+def test_adapters_are_multiplied_with_alpha_over_their_rank(rank: int, alpha: float | None, scale: float) -> None:
+    """With 2 where nothing is said; where there are none, with nothing."""
+    assert LoraConfig(rank=rank, alpha=alpha).scale == scale
 
 
 # What the names say, in parameters.

@@ -39,7 +39,7 @@ def test_bad_lines_are_listed_with_their_place_and_the_rest_is_kept(tmp_path: Pa
         b'{"txt": "other key"}',
         b'{"text": 12}',
         b'["text"]',
-        b'{"text": "\\ud83d alone"}',
+        b'{"text": "alone \\ud83d here"}',
         b'{"text": "' + b"x" * 3000 + b'"}',
         b"[" * 2000 + b"]" * 900,
         b'{"text": "a raw \x00 byte"}',

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from colonnade.data_parallel.buckets import ALIGNMENT, Bucket, Storage, named_ranges
+from colonnade.data_parallel.buckets import ALIGNMENT, Bucket, Storage, flatten, named_ranges
 from colonnade.mesh import mesh as mesh_module
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
@@ -180,6 +180,24 @@ def test_frozen_weights_stay_on_their_device_and_only_stage_3_cuts_them(zero: in
     kept = Storage(torch.bfloat16, CPU, zero=zero, offload=True, reduce_dtype=torch.bfloat16)
     bucket = Bucket("bucket", frozen, Axis("dp", 2, 1, (0, 1)), kept)
     assert bucket.storage == Storage(torch.bfloat16, CPU, zero=3 if zero == 3 else 0)
+    assert bucket.master.dtype is torch.bfloat16 and bucket.master.data_ptr() == bucket.shard.data_ptr()
+    assert bytes_of(bucket.gradients) == bytes_of(bucket.reduced) == bytes_of(bucket.optimizer_gradients) == 0
+    assert bytes_of(bucket.parameters) == (0 if zero == 3 else 2 * bucket.size)
+    assert all(each.parameter.grad is None for each in frozen)
+
+
+def test_trained_weights_of_a_name_are_a_bucket_and_frozen_ones_another() -> None:
+    """Trained ones first, with gradients; none is made of nothing."""
+    mixed, frozen = weights({"a": (5, 3), "b": (41,), "c": (2,)}), weights({"d": (7,)})
+    for each in (mixed[0], mixed[2], *frozen):
+        each.parameter.requires_grad_(False)
+    named = {"mixed": mixed, "frozen": frozen, "trained": weights({"e": (4,)})}
+    buckets = flatten(named, Axis("dp"), storage())
+    listed = [(bucket.name, bucket.is_frozen, {p.placement.name for p in bucket.ranges}) for bucket in buckets]
+    assert listed == [
+        ("mixed", False, {"b"}), ("mixed", True, {"a", "c"}), ("frozen", True, {"d"}), ("trained", False, {"e"}),
+    ]  # fmt: skip
+    assert [len(bucket.gradients) > 0 for bucket in buckets] == [True, False, False, True]
 
 
 # --- parameters -------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def test_the_norm_is_torchs_norm_of_the_whole(layout: Layout, zero: int, tied: b
     assert norms[0] == pytest.approx(expected, rel=1e-13)
 
 
-@pytest.mark.parametrize(("zero", "axis"), [(0, "model"), (2, "world")])
+@pytest.mark.parametrize(("zero", "axis"), [(0, "model"), (1, "world"), (2, "world"), (3, "world")])
 def test_it_sends_one_number(zero: int, axis: str) -> None:
     mesh = paper_mesh(Layout(tp=4, dp=2), 5)
     gradient_norm(owned(mesh, zero=zero))
@@ -111,6 +111,7 @@ def test_norms_far_from_one(exponent: int) -> None:
         (1e9, 0.0, 1.0),
         (0.5, 0.125, 0.25),
         (3.0, 4.0, 1.0),
+        (3.0, 1.0, 1 / 3),
     ],
 )
 def test_clip_factor(norm: float, limit: float, factor: float) -> None:

@@ -1,6 +1,8 @@
 """What the optimizer steps through: all of a rank's slices, each weight under a number that all ranks give it."""
 
 from collections import defaultdict
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -58,6 +60,8 @@ def test_weights_that_are_trained_are_numbered_and_no_others() -> None:
 def test_pieces_are_views_of_one_kind() -> None:
     tp = paper_mesh(Layout(tp=2), 1).tp
     _, buckets = flat_model(storage(zero=2), tp=tp, dp=Axis("dp", 2, 1, (0, 1)))
+    for bucket in buckets:
+        bucket.optimizer_gradients = bucket.reduced.clone()  # as where it works on the CPU beside a GPU
     states = [RULE.init(bucket.master) for bucket in buckets]
     for params in param_slices(buckets, states, tp):
         params.weights.fill_(1.0)
@@ -68,6 +72,27 @@ def test_pieces_are_views_of_one_kind() -> None:
         for _, at in bucket.local_groups():
             assert (bucket.master[at] == 1.0).all() and (bucket.optimizer_gradients[at] == 2.0).all()
             assert (state["exp_avg"][at] == 3.0).all() and (state["exp_avg_sq"][at] == 4.0).all()
+
+
+@pytest.mark.parametrize(("rank", "zero"), [(0, 0), (0, 1), (1, 1)])
+def test_every_weight_is_in_a_slice_with_its_own_factors(rank: int, zero: int) -> None:
+    """However they are mixed: matrices that are partial sums of tp ranks or not, biases, each with factors or not."""
+    places = [
+        replace(place, name=f"{place.name}.{number}", is_partial=partial, learning_rate=rate, weight_decay=decay)
+        for number, (rate, decay, partial) in enumerate(product((1.0, 0.5), (3.0, 1.0), (True, False)))
+        for place in weights(SHAPES)
+    ]
+    bucket = Bucket("bucket", places, Axis("dp", 2, rank), storage(zero=zero))
+    ranges, found = [param.placement for param in bucket.ranges], 0
+    for params in slices([bucket], Axis("tp")):
+        for number, at in params.ranges:
+            place, found = ranges[number], found + at.stop - at.start
+            assert (params.learning_rate, params.weight_decay) == (place.learning_rate, place.weight_decay)
+            assert params.decayed == (place.parameter.ndim == 2)
+    assert found == sum(local.at.stop - local.at.start for local in bucket.local_ranges()) > 0
+    for group, at in bucket.local_groups():
+        inside = [each for each in bucket.local_ranges() if at.start <= each.at.start < at.stop]
+        assert inside and {each.placement.is_partial for each in inside} == {group.is_partial}
 
 
 @pytest.mark.parametrize("rank", [0, 1])

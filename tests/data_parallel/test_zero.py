@@ -4,6 +4,7 @@ them, and what was freed is not needed.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, Literal
 
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor
 
 from colonnade.architecture.stack import TABLE
+from colonnade.data_parallel.buckets import flatten
 from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.pipeline.schedule import NAMES
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import train_step
-from tests.data_parallel.flat import allocated, storage, toy_buckets
+from tests.data_parallel.flat import allocated, storage, toy_buckets, weights
 from tests.data_parallel.late import PunctualTransport, late_mesh
 from tests.distributed import run_on_ranks
 from tests.parity.runs import CPU, Case, Way, configured, microbatches
@@ -107,7 +109,8 @@ def test_new_parameters_arrive_behind_the_next_forward(zero: int) -> None:
     for bucket in owned.buckets.values():
         bucket.master.fill_(3.0)
     owned.publish()
-    assert len(transport.under_way) == len(LENGTHS)
+    assert len(transport.under_way) == len(LENGTHS) and mesh.ledger.unit == ""
+    assert sent(mesh, "all_gather") == [(name, name) for name in LENGTHS]
     left = [len(transport.under_way) for _ in use(owned, UNITS)]
     assert left == [4, 3, 2, 1, 0]
     assert all((bucket.parameters == 3.0).all() for bucket in owned.buckets.values())
@@ -223,6 +226,27 @@ def test_partial_sums_over_tp_are_summed_where_the_stream_is_cut() -> None:
         assert rank == [4.0, 2.0, 2.0, 2.0, 2.0, 2.0], "all weights here are replicated"
 
 
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_gradients_of_shards_are_never_summed_and_partial_ones_always(sequence_parallel: bool) -> None:
+    """Of replicated weights that every rank uses whole, those of ranks that have seen a part of the sequence."""
+
+    def on_a_rank(rank: int, num_ranks: int) -> dict[str, list[float]]:
+        mesh = build_mesh(Layout(tp=2), rank)
+        whole, partial, shard, bias = weights({"whole": (3, 5), "partial": (4, 5), "shard": (2, 5), "bias": (7,)})
+        places = [whole, replace(partial, is_partial=True), replace(shard, shape=(4, 5), dim=0, offset=2 * rank), bias]
+        (bucket,) = flatten({"head": places}, mesh.dp, storage())
+        owned = Ownership([bucket], {"head": ["head"]}, mesh, zero=0, sequence_parallel=sequence_parallel)
+        for local in bucket.local_ranges():
+            bucket.gradients[local.at] = 10.0**rank
+        owned.finish()
+        return {each.placement.name: bucket.reduced[each.at].unique().tolist() for each in bucket.local_ranges()}
+
+    for rank, found in enumerate(run_on_ranks(on_a_rank, 2)):
+        own = [10.0**rank]
+        seen = [11.0] if sequence_parallel else own
+        assert found == {"whole": seen, "bias": seen, "partial": [11.0], "shard": own}
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_table_of_both_ends_gets_the_gradient_of_both(tied: bool) -> None:
     def on_a_rank(rank: int, num_ranks: int) -> float:
@@ -235,6 +259,7 @@ def test_the_table_of_both_ends_gets_the_gradient_of_both(tied: bool) -> None:
         for bucket in owned.buckets.values():
             bucket.gradients.add_(10.0**rank)
         owned.finish()
+        assert mesh.ledger.unit == ""
         return next(iter(owned.buckets.values())).reduced.max().item()
 
     assert run_on_ranks(on_a_rank, 3) == ([101.0, 10.0, 101.0] if tied else [1.0, 10.0, 100.0])

@@ -463,6 +463,14 @@ def test_a_template_that_ends_the_last_turn_in_another_way_is_refused() -> None:
         template.render(TALK)
 
 
+def test_a_template_whose_prompt_is_more_than_stands_before_an_answer_is_refused() -> None:
+    """As one that opens a thought: the beginnings of answers would not be trained on."""
+    turns = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    template = ChatTemplate(turns + "{% if add_generation_prompt %}assistant: <think>{% endif %}")
+    with pytest.raises(TemplateFault, match="writes earlier turns in another way where turn 2 is the last"):
+        template.render(TALK)
+
+
 SAID = "{% generation %}{{ m.content }}{% endgeneration %}"
 
 

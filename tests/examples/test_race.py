@@ -16,18 +16,16 @@ from colonnade.examples.formats import FORMATS
 OPTIONS = ["a dog", "a film", "a book", "a hill"]
 
 
-def found(folder: Path, suffix: str, *asked: tuple[str, Any]) -> list[Texts | Rejected]:
+def found(folder: Path, suffix: str, *asked: tuple[str, Any], passage: str = "A dog ran. ") -> list[Texts | Rejected]:
     """What is read of questions about one passage, each with its answer."""
     path = folder / f"rows{suffix}"
     if suffix == ".jsonl":
-        rows = [
-            {"article": "A dog ran. ", "question": each, "options": OPTIONS, "answer": answer} for each, answer in asked
-        ]
+        rows = [{"article": passage, "question": each, "options": OPTIONS, "answer": answer} for each, answer in asked]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         questions, answers = ([each[place] for each in asked] for place in range(2))
         columns = {"questions": questions, "options": [OPTIONS] * len(asked), "answers": answers}
-        path.write_text(json.dumps({"article": "A dog ran. ", **columns}))
+        path.write_text(json.dumps({"article": passage, **columns}))
     return list(FORMATS["race"].read(path))
 
 
@@ -45,6 +43,12 @@ def test_half_a_surrogate_pair_is_told(suffix: str, tmp_path: Path) -> None:
     good, bad = found(tmp_path, suffix, ("What ran?", "B"), ("What \ud800?", "B"))
     assert isinstance(good, Texts) and isinstance(bad, Rejected) and bad.line == 2
     assert bad.reason.endswith("half a surrogate pair")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".txt"])
+def test_half_a_surrogate_pair_in_the_passage_is_told_with_each_question(suffix: str, tmp_path: Path) -> None:
+    bad = found(tmp_path, suffix, ("What ran?", "B"), ("What else?", "B"), passage="A dog \ud800 ran.")
+    assert [isinstance(each, Rejected) and each.reason.endswith("half a surrogate pair") for each in bad] == [True] * 2
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".txt"])

@@ -1,5 +1,7 @@
 """What a GPU computes in 16 bits, by the same lines on a CPU."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +12,9 @@ from torch.nn.functional import layer_norm as plain
 from torch.nn.functional import rms_norm as plain_rms_norm
 
 from colonnade.kernels import gpu
-from colonnade.kernels.norm import _backward_of_16_bits, rms_norm
+from colonnade.kernels.norm import _backward_of_16_bits, layer_norm, rms_norm
 from colonnade.planner.stand_in import StandIn
+from tests.emulated import backward, emulated_cuda
 
 
 @pytest.mark.parametrize("bias", ["trained", "frozen", "none"])
@@ -110,6 +113,42 @@ def test_by_the_kernel_of_a_gpu(kind: str, h: int, monkeypatch: pytest.MonkeyPat
     assert dx.dtype is torch.bfloat16 and dx.shape == x.shape and weight.grad.dtype is torch.float32
     torch.testing.assert_close(dx.double(), exact[0].grad, rtol=0.01, atol=0.01)
     torch.testing.assert_close(weight.grad.double(), 2 * exact[1].grad, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("trained", ["weight", "bias", "neither", "weight, and there is no bias"])
+def test_by_the_kernel_of_a_gpu_too_only_what_is_trained_has_a_gradient(
+    trained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "takes", lambda device: True)
+    monkeypatch.setattr(gpu, "kernels", lambda: SimpleNamespace(norm_backward=ByHand()))
+    x, grad = torch.randn(2, 3, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weight = torch.nn.Parameter(torch.ones(256).bfloat16(), trained.startswith("weight"))
+    shift = None if "no bias" in trained else torch.nn.Parameter(torch.ones(256).bfloat16(), trained == "bias")
+    mean, deviation = torch.native_layer_norm(x.float(), (256,), None, None, 1e-5)[1:]
+    dx = _backward_of_16_bits(grad, x, weight, shift, mean, deviation)
+    assert dx.count_nonzero() > 0 and (weight.grad is not None) == trained.startswith("weight")
+    assert shift is None or (shift.grad is not None) == (trained == "bias")
+    weight.grad = None
+    differentiated(rms_norm(x.requires_grad_(), weight, 1e-5, torch.bfloat16), grad)
+    assert x.grad is not None and (weight.grad is not None) == trained.startswith("weight")
+
+
+@pytest.mark.parametrize("device", [nullcontext, emulated_cuda], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("asked", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+def test_a_frozen_weight_has_no_gradient_and_a_result_has_the_type_that_is_asked_for(
+    kind: str, given: torch.dtype, asked: torch.dtype, device: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """Whatever the input's is: its own gradient has that one."""
+    for trained in (False, True):
+        x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).to(given).requires_grad_()
+        weight, shift = (torch.nn.Parameter(torch.ones(8, dtype=asked), trained) for _ in range(2))
+        with device():
+            y = rms_norm(x, weight, 1e-5, asked) if kind == "rmsnorm" else layer_norm(x, weight, shift, 1e-5, asked)
+            backward(y, torch.ones(3, 8, dtype=asked))
+        assert y.dtype is asked and x.grad is not None and x.grad.dtype is given
+        assert (weight.grad is not None) == trained and (shift.grad is not None) == (trained and kind == "layernorm")
 
 
 def test_the_kernel_is_for_16_bits_and_rows_that_fill_a_program(monkeypatch: pytest.MonkeyPatch) -> None:

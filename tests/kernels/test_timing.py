@@ -248,6 +248,24 @@ def test_rounds_go_on_until_there_are_enough_and_time_is_up(monkeypatch: pytest.
     assert found[0] == timing.ROUNDS < found[1]
 
 
+def test_what_is_timed_is_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only a kernel's work moves on: those whose time is hopeless are left out."""
+    took = {"blas": 2.0, "onednn": 0.5, "native": 0.6}
+    clock = [0.0]
+
+    def run(kernel: Kernel) -> None:
+        clock[0] += took[kernel]
+
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
+    monkeypatch.setattr(timing, "is_exact", lambda *_: True)
+    monkeypatch.setattr(
+        timing, "trial", lambda *_: timing.Trial(run, lambda kernel: torch.ones(1), lambda: torch.ones(1))
+    )
+    assert measure(FP32, SMALL, clock=lambda: clock[0]) == {use: {"blas": 2.0, "onednn": 0.5} for use in PRODUCTS}
+    took["onednn"] = 0.4
+    assert measure(FP32, SMALL, clock=lambda: clock[0]) == {use: {"onednn": pytest.approx(0.4)} for use in PRODUCTS}
+
+
 def test_fused_attention_may_be_off_by_two_roundings_more() -> None:
     """It rounds the probabilities that it multiplies with, too."""
     for use in ("forward", "attention"):

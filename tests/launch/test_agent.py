@@ -1,6 +1,7 @@
 """Torchrun's agent is found behind whatever is between, and its folder lasts as long as it does."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -74,6 +75,25 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pyte
     assert memory_folder.folder_of_rank() == (None, f"{tmp_path} refuses (it belongs to somebody else)")
 
 
+def test_a_folder_that_another_user_has_made_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who knows the process could have made it first, to read or change what lies there."""
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    with pytest.raises(PermissionError, match="it belongs to somebody else"):
+        agent.folder_of(mine(), tmp_path)
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    assert agent.folder_of(mine(), tmp_path).is_dir()
+
+
+def test_folders_that_are_one_of_several_of_a_process_are_swept(tmp_path: Path) -> None:
+    """As the supervisor of a run names its own."""
+    names = [f"{agent.name_of(process)}-x7_z" for process in (ended(), mine())]
+    for name in names:
+        (tmp_path / name).mkdir()
+    agent.sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == names[1:]
+
+
 def test_a_guard_removes_the_folder_when_the_agent_has_ended(tmp_path: Path) -> None:
     """One of them: the others that later starts of the ranks have started have nothing to do."""
     process = subprocess.Popen(["sleep", "100"])
@@ -84,7 +104,9 @@ def test_a_guard_removes_the_folder_when_the_agent_has_ended(tmp_path: Path) -> 
         time.sleep(0.05)
     (folder / "step_00000001").mkdir()
     (at_work,) = (each for each in guards if each.poll() is None)
-    at_work.terminate()
+    assert os.getsid(at_work.pid) == at_work.pid, "a signal to all of a terminal or a job does not reach it"
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        at_work.send_signal(number)
     time.sleep(2 * agent.POLL)
     assert (folder / "step_00000001").exists() and at_work.poll() is None, "who asks everybody to end is not heard"
     process.kill()

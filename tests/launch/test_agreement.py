@@ -9,9 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+import colonnade
 from colonnade.config.describe import all_keys
 from colonnade.config.load import load
 from colonnade.data.tokenizer import train_bpe
@@ -154,6 +156,44 @@ def test_the_digest_is_of_the_packages_own_files(tmp_path: Path) -> None:
     (package / "sub" / "b.py").rename(package / "b.py")
     assert len({before, changed, agreement.digest_of(package)}) == 3
     assert agreement.digest_of(Path(agreement.__file__).parents[1]) == agreement.SOURCES
+
+
+def test_the_digest_is_the_same_wherever_a_package_lies_and_its_disk_lists_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machines that have installed it in different folders, in another order."""
+    digests, listed = [], Path.rglob
+    for place in ("here", "there"):
+        for name in sorted(("b.py", "a.py", "c.py"), reverse=place == "there"):
+            (tmp_path / place / "package").mkdir(parents=True, exist_ok=True)
+            (tmp_path / place / "package" / name).write_text(f"{name} = 1\n")
+        backwards = place == "there"
+        monkeypatch.setattr(
+            Path, "rglob", lambda path, what, backwards=backwards: sorted(listed(path, what), reverse=backwards)
+        )
+        digests.append(agreement.digest_of(tmp_path / place / "package"))
+    assert digests[0] == digests[1]
+
+
+def test_all_that_computes_is_part_of_the_program() -> None:
+    """What may give other numbers from the same configuration; of hardware what rounds."""
+    assert agreement.program(torch.device("cpu")) == {
+        "colonnade": colonnade.__version__,
+        "colonnade's source files": agreement.SOURCES,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "CUDA": str(torch.version.cuda),
+        "kind of device": "cpu",
+        "precision of fp32 products": torch.get_float32_matmul_precision(),
+    }
+    processor = torch.backends.cpu.get_cpu_capability()
+    assert agreement.hardware(torch.device("cpu")) == {"processor": processor, "GPU": "none"}
+
+
+def test_the_gpu_of_a_rank_is_told_and_not_another_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {0: "A100", 1: "H100"}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: names[device.index if device else 0])
+    assert [agreement.hardware(torch.device("cuda", index))["GPU"] for index in (0, 1)] == ["A100", "H100"]
 
 
 def test_every_key_is_compared_but_those_of_a_machine(config: Path) -> None:

@@ -210,6 +210,11 @@ def test_how_a_run_has_ended_is_told_and_nothing_of_it_stays(
     assert held() == before and [signal.getsignal(number) for number in PASSED_ON] == handlers
 
 
+def test_of_what_ranks_print_that_of_the_first_is_the_runs_output(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_on(range(2), program("print(f'rank {rank} speaks')")).status == 0
+    assert capfd.readouterr().out == "rank 0 speaks\n"
+
+
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_run_that_is_asked_to_end_says_so(saves: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Whether its ranks save first, or are ended by the signal, which is no error then."""

@@ -59,6 +59,33 @@ def test_ranks_send_files_to_each_other(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.received"))
 
 
+def test_a_rank_alone_has_what_it_has() -> None:
+    assert broadcast(b"own", 0, None) == b"own"
+
+
+def test_the_first_refusal_is_told(tmp_path: Path) -> None:
+    """What follows from it is less telling."""
+    sent = [Transfer(0, 1, "a", 3), Transfer(0, 1, "b", 3)]
+    told, _ = run_on_ranks(lambda rank, _: exchange(sent, tmp_path, rank, dist.new_group(backend="gloo")), 2)
+    assert told.endswith(f"{tmp_path / 'a'}'")
+
+
+def test_a_rank_that_was_refused_something_still_sends_to_the_others(tmp_path: Path) -> None:
+    """In the rounds that follow: nobody waits for it."""
+    (tmp_path / "0").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "0" / name).write_bytes(b"abc")
+    (tmp_path / "2").mkdir()
+    sent = [Transfer(0, 1, "gone", 3), Transfer(0, 1, "a", 3), Transfer(0, 2, "b", 3)]
+
+    def rank_of(rank: int, num_ranks: int) -> str:
+        return exchange(sent, tmp_path / str(rank), rank, dist.new_group(backend="gloo"))
+
+    told = run_on_ranks(rank_of, 3, time_limit=20.0)
+    assert "gone" in told[0] and str(tmp_path / "1") in told[1] and told[2] == ""
+    assert (tmp_path / "2" / "b").read_bytes() == b"abc"
+
+
 def test_what_one_rank_has_is_sent_within_its_group_alone() -> None:
     """A thread that works beside training has a group of its own: on another its operations would meet training's."""
 

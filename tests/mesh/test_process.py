@@ -43,6 +43,7 @@ def test_a_number_that_is_used_again_is_another_process() -> None:
 def test_of_other_machines_nothing_is_known() -> None:
     elsewhere = ProcessId("another machine", 2**30, "5")
     assert not has_ended(elsewhere) and not has_ended(ProcessId(mine().host, 2**30, ""))
+    assert not has_ended(replace(mine(), born="")), "nor of one whose birth nobody could ask for"
     kill(elsewhere)
     child = fork(sleep)
     assert child.pid is not None

@@ -25,7 +25,7 @@ from colonnade.mesh.collectives import (
 )
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh
-from colonnade.mesh.process import mine
+from colonnade.mesh.process import ProcessId, mine
 from colonnade.mesh.shared_memory import SLOT_BYTES, Segment, SharedMemoryTransport
 from colonnade.mesh.transport import TorchTransport
 from tests.distributed import run_on_ranks
@@ -78,6 +78,16 @@ def test_sums_of_three_in_16_bits_are_rounded_once(dtype: torch.dtype) -> None:
     out = torch.empty(5, dtype=dtype)
     shared_memory._combine_(out, parts, op="sum")
     assert out.tolist() == [large + 2] * 5
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int64])
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+def test_all_of_three_are_combined(op: str, dtype: torch.dtype) -> None:
+    parts = [torch.tensor(each, dtype=dtype) for each in ([1, 5, -3, 2], [4, 2, -1, 2], [2, 3, -7, 2])]
+    out = torch.empty(4, dtype=dtype)
+    shared_memory._combine_(out, parts, op=op)
+    expected = {"sum": [7, 10, -11, 6], "max": [4, 5, -1, 2], "min": [1, 2, -7, 2]}
+    assert out.tolist() == expected[op] and parts[0].tolist() == [1, 5, -3, 2]
 
 
 def _scatter(rank: int, num_ranks: int) -> list[bool]:
@@ -219,6 +229,21 @@ def test_on_arm_gloo_carries_everything() -> None:
     assert run_on_ranks(_where_stores_are_seen_in_another_order, 2) == [(True, 1.0)] * 2
 
 
+def _refused(rank: int, num_ranks: int, name: str) -> tuple[bool, float]:
+    def refuse(*_: Any) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    shared_memory.os.__dict__[name] = refuse  # this process ends with the program
+    axis = build_mesh(Layout(tp=num_ranks), rank).tp
+    return type(axis.transport) is TorchTransport, float(all_reduce(torch.tensor(float(rank)), axis))
+
+
+@can_share
+@pytest.mark.parametrize("name", ["memfd_create", "ftruncate"])
+def test_where_the_system_refuses_memory_to_share_gloo_carries_everything(name: str) -> None:
+    assert run_on_ranks(_refused, 2, name) == [(True, 1.0)] * 2
+
+
 @pytest.mark.parametrize(
     ("machine", "possible"), [("x86_64", True), ("AMD64", True), ("aarch64", False), ("ppc64le", False)]
 )
@@ -242,6 +267,44 @@ def test_a_wait_ends_when_the_other_is_gone_or_too_late() -> None:
         with pytest.raises(error, match=said):
             segment.take(number)
         assert time.monotonic() - begin < 20
+
+
+@can_share
+def test_a_rank_that_ends_behind_its_last_word_has_said_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has shown its tensor and gone, between two looks of the one that waits."""
+    memory, here, found = mmap.mmap(-1, 1 << 25), mine(), list[list[float]]()
+    waiting, other = (Segment(memory, rank, [here, here], timeout=60.0) for rank in range(2))
+
+    def ends(process: ProcessId) -> bool:
+        other.show(torch.full((3,), 2.0), lambda parts: None)
+        return True
+
+    monkeypatch.setattr(shared_memory, "has_ended", ends)
+    monkeypatch.setattr(shared_memory, "_offer_core", lambda: None)
+    waiting.take(waiting.show(torch.ones(3), lambda parts: found.extend(part.tolist() for part in parts)))
+    assert found == [[1.0] * 3, [2.0] * 3]
+
+
+@can_share
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_nobody_writes_over_what_any_other_has_not_read(late: int) -> None:
+    """There is room for two chunks; for a third when all have taken the first."""
+    memory, found = mmap.mmap(-1, 1 << 25), list[list[float]]()
+    segments = [Segment(memory, rank, [mine()] * 3, timeout=60.0) for rank in range(3)]
+    ahead = segments[0 if late else 1]
+    ahead.timeout = 0.0
+    for number in range(2):
+        for rank, segment in enumerate(segments):
+            segment.make_room()
+            segment.show(torch.tensor([10.0 * number + rank]), lambda parts: found.append([float(x) for x in parts]))
+    for rank, segment in enumerate(segments):
+        if rank != late:
+            segment.take(1)
+    with pytest.raises(TimeoutError, match=f"rank {late} of the axis"):
+        ahead.make_room()
+    segments[late].take(1)
+    ahead.make_room()
+    assert found == [[0.0, 1.0, 2.0]] * 3
 
 
 @can_share

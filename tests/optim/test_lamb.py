@@ -168,6 +168,22 @@ def test_what_is_not_counted_adds_nothing_to_the_total() -> None:
     RULE.update_(mine, step=1, learning_rate=0.1, factor=torch.ones(()), num_weights=len(SHAPES), total=total)
 
 
+def test_what_another_rank_counts_is_updated_as_there() -> None:
+    """Or what ranks have alike would be alike no longer."""
+    found = []
+    for counted in (True, False):
+        w = flat(starts())
+        state = RULE.init(w)
+        for step in (1, 2):
+            mine = slices(w, flat(gradients(step)), state, 0, TOTAL, counted=counted)
+            RULE.update_(
+                mine, step=step, learning_rate=0.1, factor=torch.full((), 0.5), num_weights=len(SHAPES),
+                total=lambda own: torch.full_like(own, 3.0),
+            )  # fmt: skip
+        found.append([w, *state.values()])
+    assert all(torch.equal(mine, theirs) and mine.all() for mine, theirs in zip(*found, strict=True))
+
+
 def step_once(
     w: Tensor,
     g: Tensor,

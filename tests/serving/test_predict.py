@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -302,18 +303,20 @@ def test_an_ensemble_is_of_all_models_that_are_named(monkeypatch: pytest.MonkeyP
 def test_predictions_are_shown_or_written(
     output: str | None, as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is about them stands beside the lines of predictions, and never among them."""
-    found = Predictions(SST2, np.array([[2.5, 0.5]]), np.array([1.0]))
+    """What is about them stands beside the lines of predictions, and never among them. Names are legible in lines."""
+    found = Predictions(replace(SST2, labels=("négatif", "positif")), np.array([[2.5, 0.5]]), np.array([1.0]))
     place = None if output is None else tmp_path / output
     show(found, place, as_json=as_json)
     said, (record,) = capsys.readouterr(), list(found.records())
     summary = "1 example of sst2: accuracy 0.0000"
-    assert place is None or [json.loads(line) for line in place.read_text().splitlines()] == [record]
+    lines = "" if place is None else place.read_text(encoding="utf-8")
+    assert place is None or ([json.loads(line) for line in lines.splitlines()] == [record] and "négatif" in lines)
     if as_json:
         more = {"predictions": [record]} if place is None else {"output": str(place)}
         assert (json.loads(said.out), said.err) == ({**found.about(), **more}, "")
     elif place is None:
         assert json.loads(said.out) == record and said.err.startswith(summary) and "->" not in said.err
+        assert '"prediction": "négatif"' in said.out
     else:
         assert said.out.startswith(summary) and said.out.endswith(f" -> {place}\n") and said.err == ""
 
@@ -334,6 +337,24 @@ def test_logits_of_a_model_whose_labels_are_rotated_are_put_into_the_examples_or
     trained: Any = SimpleNamespace(labels=("neutral", "entailment", "contradiction"), is_converted=True)
     fields = ExampleFields("mnli", "classification", ("text",), ("entailment", "contradiction", "neutral"))
     assert columns_of(trained, fields, 3) == [1, 2, 0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_says_that_labels_of_other_names_are_taken_by_their_numbers(
+    rank: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a model that was trained here; a converted one may mean anything by them."""
+    trained: Any = SimpleNamespace(labels=("no", "yes"), is_converted=False, mesh=SimpleNamespace(rank=rank))
+    assert columns_of(trained, SST2, 2) == [0, 1]
+    said = capsys.readouterr()
+    note = (
+        "Note: the checkpoint tells no, yes apart, and examples of sst2 have the labels negative, positive: "
+        "their numbers are taken to mean the same.\n"
+    )
+    assert (said.out, said.err) == ("", note if rank == 0 else "")
+    trained.is_converted = True
+    with pytest.raises(ConfigError, match="Use a model that was fine-tuned for sst2"):
+        columns_of(trained, SST2, 2)
 
 
 @pytest.mark.parametrize("labels", [("negative", "positive"), ()], ids=["labels", "scores"])

@@ -20,6 +20,13 @@ def test_tokens_are_filled_up_so_that_the_stream_is_cut_evenly(size: int, length
     assert torch.equal(padded[:length], tokens) and not padded[length:].any()
 
 
+def test_models_of_one_process_share_nothing_that_they_fill() -> None:
+    """As a student and its teacher: what one reads at a measured step is not the other's."""
+    one, other = (Parallel(paper_mesh(Layout(), 0).tp) for _ in range(2))
+    for name in ("probe", "weight_gradients", "adapter_masks"):
+        assert getattr(one, name) is not getattr(other, name)
+
+
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_a_rank_begins_where_the_one_before_ends(rank: int) -> None:
     tp = paper_mesh(Layout(tp=4), rank).tp

@@ -23,6 +23,7 @@ from colonnade.mesh.collectives import where_unequal
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import loop, undo
+from colonnade.train import repair as repair_module
 from colonnade.train.memory_copies import START, MemoryCopies
 from colonnade.train.repair import Repair
 from colonnade.train.run_folder import COPIES, checkpoints
@@ -305,17 +306,20 @@ def test_a_save_under_way_is_waited_for_before_the_run_returns(
     assert returned == [4] and repair._tries == [4]
 
 
-def test_repairs_are_counted_from_one_checkpoint(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("policy", ["return", "mend"])
+def test_repairs_are_counted_from_one_checkpoint(policy: str, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long run that saves between rare faults is repaired each time; one that gets no further is not."""
-    settings = load(config, ["restarts.limit=2"])
+    settings = load(config, ["restarts.limit=2", f"checkpoint.unequal_copies={policy}"])
+    monkeypatch.setattr(repair_module, "_mend", lambda *_: True)
     folder = checkpoints(Path(settings.run.folder))
     monkeypatch.setattr(undo, "return_to_newest", lambda *_: None)
     saving = SimpleNamespace(wait_out=lambda state: None)
     state = SimpleNamespace(step=5, ownership=SimpleNamespace(mesh=Mesh()))
-    found, repair = CopiesError("differ", [{"a over dp of 0,1": "x"}, {"a over dp of 0,1": "y"}]), Repair(_Quiet())  # type: ignore[arg-type]
+    found, repair = CopiesError("differ", [{"a over dp of 0,1,2": sum} for sum in "xxy"]), Repair(_Quiet())  # type: ignore[arg-type]
     for step in (2, 4, 6, 6):
         (folder / f"step_{step:08}").mkdir(parents=True, exist_ok=True)
-        assert repair(state, found, settings, None, saving, in_memory(settings))  # type: ignore[arg-type]
+        returned = repair(state, found, settings, None, saving, in_memory(settings))  # type: ignore[arg-type]
+        assert returned is (policy == "return")
     with pytest.raises(CopiesError):
         repair(state, found, settings, None, saving, in_memory(settings))  # type: ignore[arg-type]
 

@@ -51,6 +51,11 @@ def test_slow_growth_is_found_with_its_place_and_its_beginning() -> None:
     assert found.reason.endswith("times what it was at step 9 (divergence.growth = 4)")
 
 
+def test_a_reading_that_is_not_finite_hides_no_growth() -> None:
+    found = first_sign({**growing(32.0**1.25), 45: math.inf})
+    assert found is not None and (found.step, found.first) == (90, 10)
+
+
 def test_growth_by_less_and_a_level_that_is_high_are_none() -> None:
     assert first_sign(growing(8.0)) is None
     assert first_sign(dict.fromkeys(range(5, 400, 5), 1000.0)) is None

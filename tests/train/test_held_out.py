@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from colonnade.data.blended_dataset import BlendedDataset
@@ -76,6 +77,36 @@ def test_data_sets_of_a_blend_are_measured_on_the_samples_that_they_have_in_it(m
     )
     assert seen == [[0, 1, 2, 3, 4], [0, 1, 2, 3], [0]]
     assert (found.found, found.each) == (1, {"books": 2, "code": 3})
+
+
+def test_a_blend_of_one_data_set_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class One(BlendedDataset):
+        def __init__(self) -> None:
+            self.parts = (SimpleNamespace(file=SimpleNamespace(prefix="books")),)  # type: ignore[assignment]
+
+        def __len__(self) -> int:
+            return 3
+
+    seen: list[object] = []
+    monkeypatch.setattr(held_out, "_measure", lambda model, part, count, **_: seen.append((part, count)))
+    stub: Any = None
+    one = One()
+    found = held_out.evaluate_part(stub, one, stub, Mesh(), hidden=None, samples=5, micro_batch_size=8)
+    assert found.each == {} and seen == [(one, 3)]
+
+
+def test_bytes_of_tokens_are_handed_on_and_who_names_no_stages_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+    task = SimpleNamespace(evaluate=lambda model, batches, **given: told.update(given))
+    monkeypatch.setattr(held_out, "TASKS", {"some": task})
+    monkeypatch.setattr(held_out, "on_one_stage", lambda model, units: SimpleNamespace(hidden=(model, units)))
+    corpus: Any = SimpleNamespace(
+        kind="some", byte_lengths=np.array([1, 4, 2]), unchecked=[], load=lambda part, positions: positions
+    )
+    model: Any = SimpleNamespace(architecture=SimpleNamespace(units=("embedding", "head")))
+    part: Any = range(0)
+    held_out.evaluate_part(model, part, corpus, Mesh(), hidden=None, samples=5, micro_batch_size=8)
+    assert told["byte_lengths"].tolist() == [1, 4, 2] and told["hidden"] == (model, ("embedding", "head"))
 
 
 @pytest.mark.parametrize("dp", [1, 2, 3])

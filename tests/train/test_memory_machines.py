@@ -132,8 +132,8 @@ def test_what_a_machine_needs_is_sent_by_one_that_has_it(
     }
     assert len({(at[each.target], each.name) for each in sent}) == len(sent)
     assert all(at[each.source] in whole.on[each.name] and each.size == wanted[each.name] for each in sent)
-    see = holders(whole, sent, machines)
-    assert all(set(machines[k]) <= set(see[name]) for k, mine in enumerate(needed) for name in mine)
+    there = {name: [k for k in range(len(machines)) if k in whole.on[name] or name in needed[k]] for name in names}
+    assert holders(whole, sent, machines) == {name: [r for k in there[name] for r in machines[k]] for name in names}
 
 
 def test_ranks_of_a_machine_share_what_is_sent() -> None:

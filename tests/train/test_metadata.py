@@ -73,6 +73,18 @@ def test_what_a_run_watches_is_known_again() -> None:
     assert {name: list(map(list, kept)) for name, kept in found.windows.items()} == watch["windows"]
 
 
+def test_by_what_a_run_multiplies_and_what_was_published_with_its_weights_is_known_again() -> None:
+    products = {
+        "precision": "bf16", "kernels": {"forward": "onednn", "weight_gradient": "compiled"}, "processor": "p",
+        "torch": "2", "how": "measured", "compiled": "c",
+    }  # fmt: skip
+    published = {"begin": 0, "ends": [3, 2], "pad": 7, "sampling": {"do_sample": True, "top_k": 40, "top_p": 0.5}}
+    metadata = read(products=products, published=published)
+    assert metadata.products is not None and metadata.products.model_dump() == products
+    assert metadata.published is not None and metadata.published.model_dump(mode="json") == published
+    assert metadata.published.sampling["do_sample"] is True and type(metadata.published.sampling["top_k"]) is int
+
+
 def test_what_the_first_checkpoints_did_not_say() -> None:
     metadata = metadata_of(Path("x"), Manifest(3, {"step": 3, "samples": 9, "model": {"vocab_size": 1}}, {}, {}))
     assert (metadata.skipped_steps, metadata.global_batch_size, metadata.optimizer) == (0, None, "adamw")
@@ -110,6 +122,13 @@ def test_data_of_any_type_of_token_is_known_again(tmp_path: Path, dtype: np.dtyp
         {"data": {"data.train": {**FILE, "blocks": "0" * 16}}},
         {"data": {"data.train": {**FILE, "blocks": f"{'0' * 16} {'1' * 15}"}}},
         {"data": [FILE]},
+        *(
+            {"published": each}
+            for each in ({"begin": -1}, {"ends": [3, -1]}, {"pad": -1}, {"sampling": {"top_p": "a"}})
+        ),
+        {"watch": {"losses": [float("inf")], "signs": 0}},
+        {"watch": {"losses": [], "signs": -1}},
+        {"watch": {"losses": [], "signs": 0, "windows": {"head logits": [[3, float("inf")]]}}},
         {"products": {"precision": "bf16", "kernels": {"forward": "cublas"}, "processor": "", "torch": "", "how": ""}},
     ],
     ids=str,

@@ -25,7 +25,7 @@ from colonnade.checkpoint.snapshot import Snapshot
 from colonnade.config.defaults import BEFORE
 from colonnade.config.load import load
 from colonnade.data.tokenizer import Tokenizer, train_bpe
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, CopiesError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.optim.loss_scale import LossScale
@@ -792,6 +792,23 @@ def test_copies_are_compared_with_all_that_is_counted(monkeypatch: pytest.Monkey
     counted: Any = SimpleNamespace(step=7, samples=28, skipped=2, loss_scale=LossScale(64.0))
     checkpoints_of(Mesh(), Told(), SaveRetries(0.0)).compare(counted)
     assert seen == [("Step 7", {"step": 7, "samples": 28, "skipped steps": 2, "loss scale": 64.0})]
+
+
+def test_nothing_is_saved_of_copies_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are compared when the state is copied, behind what waits for the save before."""
+
+    def check(what: str, counts: dict[str, object]) -> None:
+        raise CopiesError("they differ", [])
+
+    monkeypatch.setattr(Checkpoints, "payload", lambda self, state: None)
+    monkeypatch.setattr(Checkpoints, "copies", lambda self, state: SimpleNamespace(check=check))
+    monkeypatch.setattr(recovery, "shards_of", lambda state: [])
+    counted: Any = SimpleNamespace(step=7, samples=28, skipped=2, loss_scale=LossScale(64.0))
+    checkpoints = checkpoints_of(
+        Mesh(), Told(), SaveRetries(0.0), is_busy=False, save=lambda payload, shards: shards(), wait=lambda: None
+    )
+    with pytest.raises(CopiesError, match="they differ"):
+        checkpoints._save(counted)
 
 
 def test_a_checkpoint_says_what_a_run_that_goes_on_is_held_against(corpus: TinyCorpus, tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ class Fake:
     """When the fault before was noticed, and the last step before it."""
     recalls: list[float | None] = field(default_factory=list)
     """[seconds] After which all ranks were to be tried again; None: all were there."""
+    handed: list[dict[str, object]] = field(default_factory=list)
+    """What else ranks were started with."""
 
     def __call__(
         self,
@@ -69,6 +71,7 @@ class Fake:
         **more: object,
     ) -> Ended:
         self.began.append(began)
+        self.handed.append(more)
         self.faults.append(fault)
         self.recalls.append(None if at is None else at[0])
         self.started.append((tuple(places), command[1:], choose_gpus))
@@ -100,7 +103,9 @@ def fake(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
         monkeypatch.setattr(restarts.time, "sleep", made.slept.append)
         settings = load(config, [f"run.folder={folder}", "restarts.wait_for_ranks=0", *FOUR, *keys])
         counted = iter(gpus)
-        supervised = Restarts(settings, ["train"], "", (), lambda: LOST, gpus=lambda: next(counted) if gpus else 0)
+        supervised = Restarts(
+            settings, ["train"], "text", (7,), lambda: LOST, ["some.module"], gpus=lambda: next(counted) if gpus else 0
+        )
         return supervised.run(), made
 
     return run
@@ -123,6 +128,8 @@ def test_a_run_that_ends_well_is_started_once(fake: Any) -> None:
 def test_one_that_fails_is_started_again_and_says_so(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     status, made = fake(after(killed(2), 10), after(DONE, 20))
     assert status == 0 and len(made.started) == 2
+    for handed in made.handed:
+        assert (handed["file"], handed["keep"], handed["imports"]) == ("text", (7,), ["some.module"])
     fault, restart = events(made.run)
     assert (fault["event"], fault["what"], fault["place"], fault["step"]) == ("fault", "killed", 2, 11)
     assert restart["reason"] == "restart 1 of 3 without a new checkpoint, from step 10" and restart["wait"] == 0
@@ -216,6 +223,12 @@ def test_places_are_lost_one_after_the_other(fake: Any) -> None:
     assert status == 0 and made.started[2][0][0] == 0 and not {0, 3} & {*made.started[4][0]}
     told = [event["lost"] for event in events(made.run) if event["event"] == "fewer ranks"]
     assert told == [[3], [3], [0, 3]]
+    assert not (made.run / "leave").exists(), "which asks no later ranks to leave"
+
+
+def test_a_rank_that_has_no_place_is_blamed_for_none(fake: Any) -> None:
+    status, made = fake(after(killed(4), 10), after(killed(3), 20), after(DONE, 30))
+    assert status == 0 and [each["place"] for each in events(made.run) if each["event"] == "fault"] == [None, 3]
 
 
 def test_a_rank_that_fails_again_is_blamed_by_the_place_that_it_has_by_now(fake: Any) -> None:

@@ -12,6 +12,7 @@ from colonnade.errors import CheckpointError, ConfigError
 from colonnade.train import rollbacks
 from colonnade.train.change import Change
 from colonnade.train.change_requests import Decided, write_decided
+from colonnade.train.corpus import curriculum_of
 from colonnade.train.divergence import BY_HAND, Rollback
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import COPIES, ROLLBACKS
@@ -105,6 +106,21 @@ def test_data_that_end_are_held_against_a_return_by_hand(
     monkeypatch.setattr(rollbacks, "check_left", lambda config, corpus, metadata, recorded: held.append(metadata.step))
     rollbacks.by_hand(run, 4, RollbackOptions(skip=1))
     assert held == [4] * is_held
+
+
+def test_data_that_end_are_held_against_a_run_that_has_returned(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
+    """By what is left behind all batches that it has passed over; a run that never has is none longer than it was."""
+    settings, held = load(run / "config.toml"), list[tuple[int, int]]()
+    monkeypatch.setattr(rollbacks, "check_length", lambda *_, step, position, **__: held.append((step, position)))
+    corpus: Any = SimpleNamespace(training=None, curriculum=curriculum_of(settings))
+    batch = settings.train.global_batch_size
+    known, new = Rollback(to=2, skip=3, id="known"), Rollback(to=4, skip=2, id="new")
+    for recorded, done, passed in (([], [], None), ([new], [], 2), ([known], [known], 0), ([known, new], [known], 2)):
+        state: Any = SimpleNamespace(step=4, samples=4 * batch, rollbacks=[], learning_rate=None)
+        held.clear()
+        rollbacks.apply(state, settings, corpus, recorded, done)
+        assert state.rollbacks == recorded and state.samples == (4 + (passed or 0)) * batch
+        assert held == ([] if passed is None else [(4, state.samples)])
 
 
 @pytest.mark.parametrize(("to", "left"), [(4, [2, 4]), (6, [2, 4, 6])])

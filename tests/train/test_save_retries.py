@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,6 +194,18 @@ def checkpoints(
     state.step = 4
     with saving(state, settings, Mesh(), opened, monitor(tmp_path / "run")) as found:
         yield found, state
+
+
+def test_uploads_learn_of_each_save_and_what_they_read_stays(corpus: TinyCorpus, tmp_path: Path) -> None:
+    settings, woken = tiny_config(corpus, tmp_path, "checkpoint.keep=1"), list[bool]()
+    (tmp_path / "run").mkdir()
+    opened = open_corpus(settings)
+    state = build_state(settings, Mesh(), opened.vocab_size, torch.device("cpu"))
+    uploads: Any = SimpleNamespace(in_use=lambda: (1,), wake=lambda *, refresh=False: woken.append(refresh))
+    with saving(state, settings, Mesh(), opened, monitor(tmp_path / "run"), uploads=uploads) as found:
+        for state.step in (1, 2, 3):
+            found.save(state, must=True)
+    assert woken == [False] * 3 and saved_steps(tmp_path / "run") == [1, 3]
 
 
 @pytest.mark.parametrize("checkpoints", ["true"], indirect=True)

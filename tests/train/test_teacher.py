@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from colonnade.errors import CheckpointError, ConfigError
-from colonnade.mesh.mesh import Mesh
+from colonnade.kernels.choice import usual
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, paper_mesh
 from colonnade.model.bert_labels import LabelHead, LabelInputs
 from colonnade.model.inputs import Inputs
+from colonnade.train import teacher
+from colonnade.train.corpus import open_corpus
 from colonnade.train.teacher import Teacher, _check_cut, _check_layers
 from tests.tiny import TinyCorpus, config
 
@@ -55,6 +59,25 @@ def test_each_micro_batch_is_taught_on_the_last_stage_and_all_that_was_sent_arri
         assert each.soft_labels.logits.tolist() == [[number + 1.0] * 3] * 2
         torch.testing.assert_close(each.target_weights, weights * 0.75)
         torch.testing.assert_close(each.soft_labels.weights, weights * 0.25 * 4.0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_stage_reads_its_own_part_of_a_teacher(
+    rank: int, corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(corpus, tmp_path, "distillation.teacher=teacher")
+    read: list[set[str]] = []
+    origin = SimpleNamespace(fill=lambda shards: read.append({each.name for each in shards}))
+    monkeypatch.setattr(teacher, "teacher_model", lambda path: settings.model)
+    monkeypatch.setattr(teacher, "origin_at", lambda path, named_by: origin)
+    monkeypatch.setattr(teacher, "check_teacher", lambda *_: None)
+    monkeypatch.setattr(teacher, "matching_of", lambda *_, **__: None)
+    stage = paper_mesh(Layout(pp=2), rank)
+    found = teacher.open_teacher(settings, stage, open_corpus(settings), torch.device("cpu"), usual())
+    assert not any(each.requires_grad for each in found.model.parameters()) and not found.model.training
+    assert any(name.startswith("blocks.0.") for name in read[0]) == (rank == 0)
+    assert any(name.startswith(f"blocks.{settings.model.num_layers - 1}.") for name in read[0]) == (rank == 1)
+    assert any(name.startswith("head.norm") for name in read[0]) == (rank == 1)
 
 
 def test_hidden_states_of_each_micro_batch_are_compared_with_its_own() -> None:

@@ -215,6 +215,7 @@ def test_what_is_not_finite_is_the_largest() -> None:
         return Reading(3, ((("blocks.0", "residual_stream"), found),), ())
 
     assert reading(Activations(-7.0, 3.0, 1.0, 0.0, 0.0, 0.0)).summary()["largest_residual_stream"] == 7.0
+    assert reading(Activations(-0.25, 0.125, 0.1, 0.0, 0.0, 0.0)).summary()["largest_residual_stream"] == 0.25
     assert reading(Activations(-7.0, 3.0, 1.0, 0.0, 0.1, 0.0)).summary()["largest_residual_stream"] == math.inf
 
 

@@ -1,0 +1,67 @@
+"""What a rank under watch does after an alarm, and to those that stand still."""
+
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from colonnade.launch import watch
+from colonnade.launch.board import FolderBoard
+from colonnade.launch.explanation import Report
+from colonnade.launch.watch import Watch
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.ledger import Site
+from colonnade.mesh.mesh import Mesh, paper_mesh
+from colonnade.mesh.process import ProcessId, process_id_of
+
+
+def test_after_an_alarm_a_rank_that_waits_ends_long_before_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that works goes on: it may have nothing to do with what is lost."""
+    mesh, board, ended = paper_mesh(Layout(tp=2), 0), FolderBoard(tmp_path), threading.Event()
+    board.tick = 0.01
+    watched, ledger, here = Watch(mesh, 600.0, board), mesh.ledger, Site("here.py:1")
+    monkeypatch.setattr(watch, "_PATIENT", 0.05)
+    monkeypatch.setattr(watched, "_end", ended.set)
+    with watched:
+        first, second = (ledger.open("all_reduce", "tp", torch.ones(1), here) for _ in range(2))
+        assert not ledger.wait(first, lambda: ended.wait(0.2)), "there is no alarm"
+        board.raise_alarm()
+        assert not ended.wait(0.2), "it waits for nobody"
+        assert ledger.wait(second, lambda: ended.wait(30.0))
+
+
+@pytest.fixture
+def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
+    process = subprocess.Popen(["sleep", "100"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def report_of(process: ProcessId) -> Report:
+    return Report(1, "[]", 3, None, (), 0.0, "", {}, {}, (), process)
+
+
+def test_ranks_of_this_machine_that_stand_still_are_ended_when_all_have_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    """Before that another rank could take one for gone that stands still. Nobody is waited for where none does."""
+    slept = list[float]()
+
+    def sleep(seconds: float) -> None:
+        assert sleeper.poll() is None
+        slept.append(seconds)
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=sleep))
+    mine = Watch(Mesh(), 5.0, FolderBoard(tmp_path))
+    mine._end_silent([])
+    assert slept == []
+    mine._end_silent([report_of(ProcessId("elsewhere", 1, "7")), report_of(process_id_of(sleeper.pid))])
+    assert slept == [watch._LAST] and sleeper.wait(30.0) == -signal.SIGKILL
