@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colonnade.drawing.scale import Scale, axis_of, bytes_in_words, length_of_time, percent, scale_of, short
+from colonnade.drawing.scale import (
+    Scale,
+    axis_of,
+    bytes_in_words,
+    length_of_time,
+    percent,
+    round_step,
+    scale_of,
+    short,
+)
 from colonnade.drawing.thin import thin
 
 numbers = st.one_of(st.floats(-1e6, 1e6), st.just(math.nan), st.just(math.inf))
@@ -59,6 +68,59 @@ def test_a_series_of_zeros_has_an_axis_of_some_length() -> None:
     assert axis_of(0.0) == Scale(0.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("high", "ticks"),
+    [
+        (100.0, [1, 2, 5, 10, 20, 50, 100]),
+        (1e3, [1, 10, 100, 1e3]),
+        (1e12, [1, 1e2, 1e4, 1e6, 1e8, 1e10, 1e12]),
+    ],
+)
+def test_the_longer_a_logarithmic_scale_the_fewer_of_its_numbers_are_told(high: float, ticks: list[float]) -> None:
+    scale = Scale(1.0, high, log=True)
+    assert scale.ticks(5) == pytest.approx(ticks)
+    assert scale.at(0.0) < 0.0, "far below, but somewhere"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "step"), [(1.0, 1), (1.1, 2), (2.1, 2.5), (26.0, 50), (5.1, 10), (0.3, 0.5), (0.002, 0.002), (700, 1000)]
+)
+def test_a_step_is_the_next_round_number(wanted: float, step: float) -> None:
+    assert round_step(wanted) == pytest.approx(step)
+    assert round_step(wanted * (1 + 1e-12)) == pytest.approx(step), "what was rounded is not more"
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        ([1.0, 30.0], (0.0, 31.74, False)),
+        ([1.0, 31.0], (1 / 1.1, 34.1, True)),
+        ([0.0, 31.0], (0.0, 32.86, False)),
+        ([5.0, 15.0], (0.0, 15.6, False)),
+        ([5.1, 15.0], (5.1 - 0.594, 15.594, False)),
+        ([5.0, 5.0], (4.5, 5.5, False)),
+        ([-5.0, -5.0], (-5.5, -4.5, False)),
+        ([0.0], (0.0, 1.0, False)),
+        ([], (0.0, 1.06, False)),
+    ],
+)
+def test_a_scale_has_some_room_beside_its_values(values: list[float], scale: tuple[float, float, bool]) -> None:
+    found = scale_of(values)
+    assert (found.low, found.high, found.log) == (pytest.approx(scale[0]), pytest.approx(scale[1]), scale[2])
+
+
+def test_a_point_stands_in_the_middle_of_its_share_of_the_finite_numbers() -> None:
+    found = thin(np.array([1.0, 2.0, 3.0, np.nan, 4.0, 5.0, 6.0, 7.0]), 3)
+    assert (found.rows.tolist(), found.each) == ([1, 5, 7], 3), "the last share has one number"
+    assert [each.tolist() for each in (found.low, found.mean, found.high)] == [
+        [1.0, 4.0, 7.0], [2.0, 5.0, 7.0], [3.0, 6.0, 7.0]
+    ]  # fmt: skip
+
+
+def test_a_line_has_at_most_400_points() -> None:
+    assert [thin(np.arange(float(count))).each for count in (400, 401, 800, 801)] == [1, 2, 2, 3]
+
+
 def test_words() -> None:
     assert [short(x) for x in (0, 1.5, 0.0003, 12_345, 5000, 2.5e9, -4e-5)] == [
         "0", "1.5", "3e-4", "12.35k", "5k", "2.5G", "-4e-5",
@@ -77,4 +139,22 @@ def test_words_of_what_is_nearly_the_next_unit() -> None:
         "24 h 00 min",
         "47 h 54 min",
         "2 d 0 h",
+    ]
+
+
+def test_words_of_what_is_very_large_or_small_or_no_number() -> None:
+    values = (math.nan, -math.inf, 1e15, -2.5e17, 3.2e12, 4e6, 0.001, 0.0009994, 1.234e-5, 0.12345)
+    assert [short(x) for x in values] == [
+        "–", "–", "1e15", "-2.5e17", "3.2T", "4M", "0.001", "9.99e-4", "1.23e-5", "0.1235",
+    ]  # fmt: skip
+    assert [percent(x) for x in (-0.25, -2.0, 1.5)] == ["-25.0%", "-200%", "150%"]
+    assert [length_of_time(x) for x in (math.inf, 0.9, 1, 59.4, 65, 89.6, 3660)] == [
+        "–", "900 ms", "1 s", "59.4 s", "1 min 05 s", "1 min 30 s", "1 h 01 min",
+    ]  # fmt: skip
+    assert [bytes_in_words(x) for x in (999, 1000, 4.56e6, -2e9, 1.5e12)] == [
+        "999 B",
+        "1 kB",
+        "4.56 MB",
+        "-2 GB",
+        "1.5 TB",
     ]

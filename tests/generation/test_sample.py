@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from colonnade.errors import ConfigError, DataError
+from colonnade.generation import sample
 from colonnade.generation.choose import choose
 from colonnade.generation.sample import Generated, Stages, generate, next_logits
 from colonnade.generation.sampling import Sampling
+from colonnade.generation.texts import Continued
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh, paper_mesh
 from colonnade.model.gpt import GPT
@@ -159,6 +161,33 @@ def test_fewer_positions_than_the_model_has() -> None:
         generate(Stages(tiny_gpt(SERIAL), SERIAL), [[1, 2]], max_new_tokens=9, seq_length=4, temperature=0.0)
     )
     assert [new.end for new in generated] == [None, None, "full"]
+    (new,) = generate(Stages(tiny_gpt(SERIAL), SERIAL), [[1]], max_new_tokens=1, seq_length=1, temperature=0.0)
+    assert new.end == "length", "the token behind one position"
+
+
+@pytest.mark.parametrize(("count", "limit", "cached"), [(5, 12, 7), (1, 12, 3), (9, 4, 4), (3, None, 5)])
+def test_as_many_tokens_are_cached_as_are_read(count: int, limit: int | None, cached: int) -> None:
+    """The last new one is not."""
+    text = Stages(tiny_gpt(SERIAL), SERIAL).text([1, 2, 3], count, limit)
+    assert isinstance(text, Continued) and text.capacity == cached
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_last_stage_tells_the_others_its_logits(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """In numbers of one kind."""
+    told: list[tuple[int, torch.dtype, torch.Size]] = []
+
+    def broadcast(x: torch.Tensor, axis: Axis, source: int) -> None:
+        assert axis is mesh.pp
+        told.append((source, x.dtype, x.shape))
+
+    monkeypatch.setattr(sample, "broadcast_", broadcast)
+    mesh = paper_mesh(Layout(pp=3), 0)
+    model = tiny_gpt(SERIAL).to(dtype)
+    found = next_logits(Stages(model, SERIAL, mesh.pp), [1, 2])
+    next_logits(Stages(model, SERIAL, mesh.pp, lambda inputs: None), [1, 2])
+    wide = torch.promote_types(dtype, torch.float32)
+    assert told == [(2, wide, torch.Size([21]))] * 2 and found.dtype == np.float64
 
 
 def test_it_streams() -> None:
@@ -176,10 +205,11 @@ def test_it_streams() -> None:
     ("prompts", "options", "kind", "says"),
     [
         ([[1], []], {}, DataError, "prompt 1 has no tokens"),
-        ([[1] * 13], {}, DataError, "prompt 0 has 13 tokens, but the model reads at most 12"),
+        ([[1] * 13], {}, DataError, "prompt 0 has 13 tokens, but the model reads at most 12 .* by 1 tokens or more"),
         ([[1] * 5], {"seq_length": 4}, DataError, "has 5 tokens, but the model reads at most 4"),
         ([[1, 21]], {}, DataError, "token id 21, but the model's vocabulary has 21"),
         ([[-1]], {}, DataError, "token id -1"),
+        ([[1], [2, -5, 30]], {}, DataError, "prompt 1 has token id -5"),
         ([[1]], {"max_new_tokens": 0}, ConfigError, "max_new_tokens = 0"),
         ([[1]], {"seq_length": 13}, ConfigError, "seq_length = 13, but the model has learned 12"),
         ([[1]], {"seq_length": 0}, ConfigError, "seq_length = 0"),

@@ -80,6 +80,15 @@ def test_an_empty_prompt_needs_an_end_of_document() -> None:
         prompt_tokens(without, "")
 
 
+def test_a_text_without_tokens_is_none(tmp_path: Path) -> None:
+    """As one of spaces is to a tokenizer of words."""
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nwalk\n")
+    words = Tokenizer.load(tmp_path)
+    assert prompt_tokens(words, " walk ") == words.encode("walk") and words.encode("  ") == []
+    with pytest.raises(DataError, match="the prompt is empty"):
+        prompt_tokens(words, "  ")
+
+
 def test_only_a_full_model_needs_a_note() -> None:
     assert end_note("stop", seq_length=8) is None and end_note("length", seq_length=8) is None
     assert "8 positions" in (end_note("full", seq_length=8) or "")

@@ -113,6 +113,9 @@ def test_stages_write_what_one_rank_does() -> None:
 def test_texts_are_as_long_as_asked_for_whatever_the_model_was_trained_on() -> None:
     made = list(generate(Stages(tiny_t5(SERIAL), SERIAL, start=START), [[3] * 30], max_new_tokens=20, temperature=0.0))
     assert len(made) == 20 and made[-1].end == "length"
+    for seq_length, ends in ((30, [None] * 5 + ["length"]), (3, [None, None, "full"])):
+        made = list(generate(Stages(tiny_t5(SERIAL), SERIAL), [[3]], max_new_tokens=6, seq_length=seq_length))
+        assert [new.end for new in made] == ends
 
 
 def test_the_first_token_is_the_likeliest_behind_the_start() -> None:

@@ -73,7 +73,18 @@ def test_its_numbers_are_those_of_the_run(corpus: TinyCorpus, tmp_path: Path) ->
     assert rows(found)["steps"].endswith(f": {384 / (16 * samples):.3g} epochs of {samples / 4:,.1f} steps")
     assert (found.fields["ranks"], found.fields["trained_parameters"]) == (1, parameters)
     assert found.fields["transport"] == "" and "talk" not in rows(found)["layout"]
+    assert found.fields["vocab_size"] == opened.vocab_size == 275
+    assert found.fields["products"] == settle(config, 275, Mesh().world, CPU).event() is not None
     assert "note" not in rows(found)
+
+
+def test_the_first_line_is_said_once_where_ranks_were_started(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny.config(corpus, tmp_path)
+    assert told(config).text.startswith("Colonnade ")
+    monkeypatch.setattr(banners.launch, "is_rank", lambda: True)
+    assert told(config).text.startswith("  model ")
 
 
 def test_a_step_on_preferences_has_both_answers_of_each_pair() -> None:

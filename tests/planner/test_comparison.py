@@ -93,6 +93,34 @@ def test_memory_of_the_process_is_read_in_bytes() -> None:
     assert comparison._status("VmHWM") >= 0.9 * comparison._status("VmRSS")
 
 
+def test_what_the_system_tells_in_kib_is_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda _: "Name:\tpython\nVmHWM:\t  300 kB\nVmRSS:\t  200 kB\n")
+    assert (comparison._status("VmRSS"), comparison._most()) == (200 * 1024, 300 * 1024)
+
+
+def test_memory_that_the_system_does_not_tell_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it an error that the most of before cannot be forgotten, as in some containers."""
+    assert comparison._resident(torch.device("cuda")) == 0 < comparison._resident(torch.device("cpu"))
+    assert comparison._status("VmNone") == 0
+    status = comparison._status
+
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    assert comparison._resident(torch.device("cpu")) == pytest.approx(status("VmRSS"), rel=0.2)
+    monkeypatch.setattr(Path, "read_text", refused)
+    assert comparison._resident(torch.device("cpu")) == comparison._most() == 0
+
+
+def test_of_the_steps_of_a_run_those_behind_where_it_began_are_this_starts(tmp_path: Path) -> None:
+    config = cast(Any, SimpleNamespace(run=SimpleNamespace(folder=tmp_path)))
+    watcher = comparison.Watcher(cast(Any, None), cast(Any, None), _begun=2)
+    assert watcher._steps(config) == [], "there is no file yet"
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3, 4)))
+    assert watcher._steps(config) == [{"step": 3}, {"step": 4}]
+
+
 def test_rank_0_alone_writes_a_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "predict", lambda *_, **__: Memory(1, 0, 0, 0, 0, 0))
     monkeypatch.setattr(comparison, "prediction", lambda *_: WHOLE)
@@ -132,14 +160,35 @@ def test_what_is_received_is_not_predicted_to_be_sent(monkeypatch: pytest.Monkey
     entries = [SimpleNamespace(operation=operation, axis=axis, bytes=size) for operation, axis, size in flows]
     entries.append(SimpleNamespace(operation="all_reduce", axis="tp", bytes=0))
     monkeypatch.setattr(comparison, "machine_of", lambda device: None)
-    monkeypatch.setattr(comparison, "walk", lambda *_, **__: SimpleNamespace(entries=entries))
-    config, decision = configured(Case(), Way(micro_batch_size=2)), cast(Any, SimpleNamespace(products=None))
+    asked: list[object] = []
+
+    def walk(*_: object, products: object) -> object:
+        asked.append(products)
+        return SimpleNamespace(entries=entries)
+
+    monkeypatch.setattr(comparison, "walk", walk)
+    config, decision = configured(Case(), Way(micro_batch_size=2)), cast(Any, SimpleNamespace(products="chosen"))
     found = prediction(config, 37, torch.device("cuda"), decision, Memory(10, 20, 0, 0, 30, 0, host=400))
     assert found["bytes_sent"] == {"pp": 7, "dp": 7}
     assert found["memory"] == {
         "total_bytes": 460, "by_kind": {"parameters": 10, "gradients": 20, "activations": 30, "host": 400}, "rank": 0
     }  # fmt: skip
     assert found["hardware"] is found["seconds_per_step"] is found["tokens_per_second"] is None
+    assert asked == ["chosen"], "by the kernels that the run has chosen"
+
+
+def test_time_is_predicted_of_the_kernels_that_the_run_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def estimate(*_: object, products: object, every_rank: bool) -> object:
+        asked.append((products, every_rank))
+        return SimpleNamespace(walks=[SimpleNamespace(entries=[])], tokens_per_second=5.0, seconds_per_step=2.0)
+
+    monkeypatch.setattr(comparison, "estimate", estimate)
+    config, decision = configured(Case(), Way(micro_batch_size=2)), cast(Any, SimpleNamespace(products="chosen"))
+    found = prediction(config, 37, torch.device("cpu"), decision, Memory(1, 0, 0, 0, 0, 0))
+    assert asked == [("chosen", False)] and (found["seconds_per_step"], found["tokens_per_second"]) == (2.0, 5.0)
+    assert (found["hardware"], found["bytes_sent"]) == (hardware("cpu").name, {})
 
 
 def test_a_start_has_time_for_some_micro_batches_of_gpipe() -> None:

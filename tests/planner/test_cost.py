@@ -48,7 +48,8 @@ def test_between_islands_of_a_machine_and_between_machines_it_is_the_network_tha
     assert Cost(machine, 64).move("send", 10**8, (3, 4)) == pytest.approx(0.25 + 1e8 / (1e8 * 0.5))
     assert Cost(machine, 64).move("send", 10**8, (3, 8)) == pytest.approx(0.25 + 1e8 / (1e8 * 0.5))
     fast = machine.having(island__bandwidth=1e7)
-    assert Cost(fast, 64).move("send", 10**8, (3, 4)) == pytest.approx(0.25 + 1e8 / (1e7 * 0.5)), "the slowest link"
+    for ranks in ((3, 4), (3, 8)):
+        assert Cost(fast, 64).move("send", 10**8, ranks) == pytest.approx(0.25 + 1e8 / (1e7 * 0.5)), "the slowest link"
 
 
 def test_a_collective_waits_for_the_one_before_it_on_its_axis() -> None:
@@ -133,6 +134,14 @@ def test_every_text_of_a_sample_is_read() -> None:
     assert config.model.sample_length > config.model.seq_length
     tokens = config.train.global_batch_size * config.model.sample_length
     assert Cost(cpu).reading(config, 0.0) == pytest.approx(tokens * 1e-3)
+    copies = configured(Case(block="choice", drop=0.0), Way(dp=2, micro_batch_size=2))
+    assert Cost(cpu).reading(copies, 0.0) == pytest.approx(tokens / 2 * 1e-3), "each rank its part of the batch"
+
+
+def test_a_rank_is_no_faster_than_alone() -> None:
+    """Where all stages of a pipeline wait for a part of the time, less than one is at work."""
+    cpu = Cost(replace(hardware("cpu").having(device__together=0.5), cores=4), 4)
+    assert cpu.pace(1 / 4) == cpu.pace(1 / 100) == cpu.crowding == 2.0
 
 
 def test_time_is_spent_on_what_it_was_for() -> None:
@@ -189,5 +198,5 @@ def test_on_a_cpu_the_host_is_as_late_as_what_it_has_sent() -> None:
 def test_of_actions_of_a_kind_the_median_counts() -> None:
     actions = [("F", 0, 0), ("F", 1, 0), ("F", 2, 0), ("B", 0, 0), ("F", 0, 1)]
     sections = [Section(None), *(Section(Action(*each)) for each in actions), Section(None)]  # type: ignore[arg-type]
-    found = of_actions(sections, (99.0, 9.0, 2.0, 1.0, 5.0, 3.0, 99.0))
+    found = of_actions(sections, (99.0, 2.0, 9.0, 1.0, 5.0, 3.0, 99.0))
     assert found == {("F", 0): 2.0, ("B", 0): 5.0, ("F", 1): 3.0}

@@ -10,7 +10,7 @@ import pytest
 from colonnade.mesh.layout import Layout
 from colonnade.pipeline.schedule import Action
 from colonnade.planner.estimate import Estimate, Failures
-from colonnade.planner.estimate_report import as_json, as_text, duration
+from colonnade.planner.estimate_report import as_json, as_text, duration, in_words
 from colonnade.planner.hardware import hardware
 
 UNUSED: Any = None
@@ -60,7 +60,9 @@ def test_each_line_has_the_numbers_that_it_names() -> None:
 def test_json_has_each_number_by_its_name_and_each_walk() -> None:
     told = as_json(made(WALKS))
     expected = {"num_ranks": 8, "fits": True, "memory_bytes": 5 * 10**9, "room_bytes": 75 * 10**9, "steps": 44}
-    expected |= {"seconds_per_step": 2.0, "tokens_per_second": 500.0, "flops_per_token": 1e12, "mfu": 0.2}
+    expected |= {"hardware": "A100 80GB SXM", "bound_by": "products", "spent": {"products": 1.5, "ep": 0.5}}
+    assert {name: told[name] for name in expected} == expected
+    expected = {"seconds_per_step": 2.0, "tokens_per_second": 500.0, "flops_per_token": 1e12, "mfu": 0.2}
     assert {name: told[name] for name in expected} == pytest.approx(expected)
     assert (told["days"], told["days_with_failures"]) == pytest.approx((80 / 86400, 100 / 86400))
     assert told["dollars"] == pytest.approx(800)
@@ -91,3 +93,11 @@ def test_a_run_that_never_ends_is_told_as_one() -> None:
 )
 def test_a_unit_is_used_from_two_of_it_on(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+def test_whatever_time_goes_to_is_told_in_words_of_its_own() -> None:
+    """But for axes, along which there are collectives."""
+    spent = ("products", "memory", "launches", "optimizer", "pipeline", "checkpoints", "data")
+    words = {what: in_words(what) for what in spent}
+    assert len(set(words.values())) == len(spent) and not any("collectives" in each for each in words.values())
+    assert all(in_words(axis).startswith(f"collectives over {axis}") for axis in ("tp", "dp", "pp", "ends", "world"))

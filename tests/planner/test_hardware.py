@@ -1,9 +1,11 @@
 """Machines from files: what is bundled has sources, and what is wrong is told at once."""
 
+import math
 import os
 import time
 from collections.abc import Callable
 from importlib import resources
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +66,7 @@ def test_what_is_no_number_is_in_no_range() -> None:
         (text("h100").replace("memory = 8e+10", "memory = true"), "device.memory = True is no number"),
         (text("h100").replace("[device]", "[device]\ncores = true"), "device.cores = True is no number of cores"),
         (text("h100").replace("[device]", "[device]\ncores = -1"), "device.cores = -1 is no number of cores"),
+        (text("h100").replace("[device]", "[device]\ncores = 2.5"), r"device\.cores = 2\.5 is no number of cores"),
     ],
 )
 def test_files_that_describe_no_machine(content: str, words: str) -> None:
@@ -78,6 +81,23 @@ def test_a_file_may_leave_out_its_name_its_kind_and_its_cores() -> None:
         found = parsed("\n".join(lines).replace("[device]", f"[device]{cores}"), "mine.toml")
         assert (found.name, found.kind, found.cores) == ("mine.toml", "cuda", 0)
         assert found.figures == hardware("h100").figures
+
+
+def test_a_machine_may_have_many_cores() -> None:
+    assert parsed(text("h100").replace("[device]", "[device]\ncores = 1024"), "mine.toml").cores == 1024
+
+
+def test_a_file_that_cannot_be_read_is_one_message_with_its_whole_name(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(text("h100"))
+    assert hardware(str(file)).figures == hardware("h100").figures
+    for content, words in ((b"name = '\xff'", "the file cannot be read"), (b"name", "is no TOML file")):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match=words) as error:
+            hardware(str(file))
+        assert str(file) in str(error.value)
+    with pytest.raises(ConfigError, match="there is no such file"):
+        hardware(str(tmp_path))
 
 
 def test_a_number_format_that_is_not_told_is_as_fast_as_fp32() -> None:
@@ -220,6 +240,7 @@ def test_what_is_timed_under_a_name_is_the_operator_that_a_step_has_by_it(monkey
 
     monkeypatch.setattr(measure_operators, "fastest", run)
     names = measure_operators.seconds_an_element()
+    assert set(names.values()) == {1.0 / math.prod(measure_operators.ROWS)}, "a second for all elements"
     assert len(ran) == len(names) and all(name in those for name, those in zip(names, ran, strict=True)), ran
 
 

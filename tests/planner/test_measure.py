@@ -9,10 +9,14 @@ from colonnade.architecture.families import architecture_of
 from colonnade.architecture.statement import Unit
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
+from colonnade.mesh.mesh import Axis
 from colonnade.model.model import Transformer
 from colonnade.pipeline.partition import cut
 from colonnade.planner import measure
+from colonnade.planner.example import example_inputs
 from colonnade.planner.measure import measured
+from colonnade.tasks.tasks import TASKS
+from colonnade.tensor_parallel.parallel import Parallel
 
 
 @pytest.mark.slow
@@ -50,3 +54,56 @@ def test_both_stacks_are_timed() -> None:
     seconds = measured(model, ParallelConfig(), train, 30)
     assert list(seconds) == [unit.name for unit in architecture_of(model, 30).units]
     assert min(seconds.values()) > 0.0
+
+
+def seen(
+    monkeypatch: pytest.MonkeyPatch, model: ModelConfig, **train: Any
+) -> list[tuple[str, torch.device, torch.dtype]]:
+    """The units that are timed, where, and in which numbers."""
+    found: list[tuple[str, torch.device, torch.dtype]] = []
+
+    def seconds(built: Transformer, unit: Unit, inputs: Any, device: torch.device) -> float:
+        weight = next(built.parameters())
+        assert weight.device == device and inputs.tokens.device == device
+        found.append((unit.name, device, weight.dtype))
+        return float(len(found))
+
+    monkeypatch.setattr(measure, "_seconds", seconds)
+    sizes = {"steps": 1, "global_batch_size": 1, "micro_batch_size": 1, "device": "cpu"}
+    times = measured(model, ParallelConfig(), TrainConfig.model_validate({**sizes, **train}), 30)
+    assert list(times) == [unit.name for unit in architecture_of(model, 30).units]
+    return found
+
+
+def test_one_block_of_each_kind_is_timed_in_the_numbers_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU where the run is to compute there, though there is a GPU; by as many threads."""
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    model = ModelConfig(kind="t5", num_layers=2, num_decoder_layers=3, hidden_size=16, num_heads=2, seq_length=8)
+    found = seen(monkeypatch, model, precision="bf16", threads=1)
+    assert [name for name, *_ in found] == [
+        "embedding",
+        "encoder.blocks.0",
+        "decoder.embedding",
+        "decoder.blocks.0",
+        "head",
+    ]
+    assert {each[1:] for each in found} == {(torch.device("cpu"), torch.bfloat16)} and threads == [1]
+    assert {dtype for *_, dtype in seen(monkeypatch, model, precision="fp32")} == {torch.float32} and threads == [1]
+
+
+def test_the_fastest_of_three_runs_behind_a_first_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[float] = []
+
+    def now(device: torch.device) -> float:
+        times.append(1.0)
+        return {1: 0.0, 2: 0.5, 3: 1.0, 4: 6.0, 5: 10.0, 6: 13.0, 7: 20.0, 8: 24.0}[len(times)]
+
+    monkeypatch.setattr(measure, "_now", now)
+    model = ModelConfig(num_layers=1, hidden_size=16, num_heads=2, seq_length=8)
+    train = TrainConfig(steps=1, global_batch_size=1, micro_batch_size=1, device="cpu")
+    built = TASKS[model.kind_and_head].build(model, 30, Parallel(Axis("tp")), None)
+    inputs = example_inputs(model, train, 30, torch.device("cpu"))
+    (unit,) = built.architecture.named(["blocks.0"])
+    assert measure._seconds(built, unit, inputs, torch.device("cpu")) == 3.0 and len(times) == 8

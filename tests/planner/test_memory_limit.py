@@ -49,6 +49,8 @@ def test_remedies_begin_with_what_helps_most(config: Path) -> None:
     assert "parallel.zero" in remedies(half, Memory(3, 3, 3, 2, activations=11))[0], (
         "half of it all is no more than half"
     )
+    cut = load(config, ["parallel.tp=2", "train.micro_batch_size=4"])
+    assert "parallel.tp (now 2) or parallel.pp (now 1)" in " ".join(remedies(cut, Memory(9, 9, 9, 1, 1)))
     sparing = load(config, ["train.micro_batch_size=1", "parallel.recompute=full", "parallel.zero=3"])
     assert [each.split()[0] for each in remedies(sparing, Memory(9, 9, 9, 1, 1))] == ["cut", "make"]
 
@@ -84,6 +86,23 @@ def test_what_a_rank_is_expected_to_take_is_all_of_the_kinds_behind_it() -> None
         "is expected to take 91.0 kB (parameters 1.00 kB, gradients 2.00 kB, optimizer 73.0 kB, buffers 4.00 kB, "
         "activations 5.00 kB, operators 6.00 kB), beside what libraries need. To take less, use less."
     ) in text
+
+
+def test_what_was_asked_for_is_told_where_it_is_known() -> None:
+    planned, cpu = Memory(1, 1, 1, 1, 1), torch.device("cpu")
+    asked = message("Rank 0", torch.OutOfMemoryError(CUDA), planned, ["use less"], cpu)
+    assert asked.startswith("Rank 0: 2,684,354,560 bytes (2.68 GB) more were refused. ")
+    assert message("Rank 0", MemoryError(), planned, ["use less", "or none"], cpu).startswith(
+        "Rank 0: memory was refused. "
+    )
+
+
+def test_what_is_no_refusal_stays_what_it_is(config: Path) -> None:
+    with (
+        pytest.raises(RuntimeError, match="shapes differ"),
+        memory_limit.within_memory(load(config), 77, paper_mesh(Layout(), 0), torch.device("cpu")),
+    ):
+        raise RuntimeError("shapes differ")
 
 
 @pytest.mark.parametrize(("soft", "told"), [(4_000_000_000, True), (resource.RLIM_INFINITY, False)])

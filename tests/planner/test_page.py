@@ -3,19 +3,21 @@
 import re
 from dataclasses import replace
 from functools import cache
+from html import unescape
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from colonnade.config.load import loads
 from colonnade.config.schema import Config, RunConfig
-from colonnade.drawing.scale import short
+from colonnade.drawing.scale import bytes_in_words, length_of_time, percent, short
 from colonnade.mesh.layout import Layout
 from colonnade.pipeline.schedule import Action
 from colonnade.pipeline.simulate import Event, Simulation
 from colonnade.planner import page_memory, page_time
 from colonnade.planner.cost import Cost
-from colonnade.planner.estimate import estimate
+from colonnade.planner.estimate import Failures, estimate
 from colonnade.planner.estimate_report import as_json, as_text
 from colonnade.planner.hardware import hardware
 from colonnade.planner.memory import Memory
@@ -23,7 +25,7 @@ from colonnade.planner.operators import Operator, Section
 from colonnade.planner.page import Plan, _spans, busiest, of_search, page, walks_of
 from colonnade.planner.pipeline import plan_pipeline
 from colonnade.planner.ranks import RankKind, RankPlan, plan_run
-from colonnade.planner.search import Confirmed, Search, search
+from colonnade.planner.search import Candidate, Confirmed, Search, search
 from colonnade.planner.search_report import layout_in_words
 from colonnade.planner.timeline import Played
 from tests.parity.runs import Case, Way, configured
@@ -154,6 +156,118 @@ def test_a_search_shows_its_front() -> None:
     dots = text.split("<b>Layouts</b>")[1].split("</figure>")[0]
     assert dots.count('class="dots c0"') == len(found.front) and dots.count('class="dots c1"') == 1
     assert all(layout_in_words(each) in text for each in found.front[:5])
+
+
+def by_hand() -> Plan:
+    """500 tokens/s on two ranks; of 40,000 tokens in all, and a fifth of the time is lost to failures."""
+    timed = plan().estimate
+    assert timed is not None
+    found = replace(
+        timed,
+        hardware=A100.having(device__memory=8e10, cost__device_hour=3600),
+        seconds_per_step=2.0,
+        tokens_per_step=1000,
+        flops_per_token=1e12,
+        peak=312.5e12,
+        steps=44,
+        tokens=40_000,
+        spent={"products": 3.0, "tp": 1.0},
+        failures=Failures(between=7200.0, interval=600.0, lost=0.2),
+        played={stage: Played((0.1, 1.0 + stage), {"products": 1.0}) for stage in timed.played},
+    )
+    settings = config().model_copy(update={"run": RunConfig(folder="runs/mine")})
+    return replace(plan(), config=settings, ranks=replace(ranks(), parameters=1_500_000), estimate=found)
+
+
+def tiles(text: str) -> list[tuple[str, ...]]:
+    return re.findall(r'<div class="tile"><span>(.*?)</span><b>(.*?)</b><small>(.*?)</small></div>', text)
+
+
+def test_what_matters_of_a_plan_is_told_at_its_top() -> None:
+    text = page(by_hand())
+    found = by_hand().estimate
+    assert found is not None and found.memory < 8e10
+    assert tiles(text) == [
+        ("a step", "2 s", "1,000 tokens"),
+        ("tokens per second", "500", "of all ranks"),
+        ("MFU", "80.0%", "of 312.5 TFLOP/s"),
+        ("memory of a rank", bytes_in_words(found.memory), "fits into 80 GB"),
+        ("the run", "1 min 20 s", "44 steps, without failures"),
+        ("with failures", "1 min 40 s", "20.0% of the time is lost"),
+        ("costs", "$200", "$3600 a device and hour"),
+    ]
+    assert '<h1>Plan of mine</h1><p class="quiet">1.5M parameters · 3 ranks (pp3 dp1 tp1) · bf16 · A100 80GB' in text
+    assert "<p>Bound by matrix products: 75.0% of a step on the stage that works longest.</p>" in text
+
+
+def test_every_part_of_a_page_is_there_once() -> None:
+    """With the whole configuration, and operators of the stage that works longest."""
+    text = page(by_hand())
+    titles = ["Where a step goes", "Pipeline", "Memory", "Traffic", "Operators", "Configuration"]
+    assert re.findall(r"<h2>(.*?)</h2>", text) == titles and text.count("<footer>Colonnade ") == 1
+    (pre,) = re.findall(r"<pre>(.*?)</pre>", text, flags=re.DOTALL)
+    assert loads(unescape(pre)) == by_hand().config
+    assert "each kind of product and attention, stage 1<" in text
+    untimed = page(replace(by_hand(), estimate=None))
+    assert re.findall(r"<h2>(.*?)</h2>", untimed) == [titles[1], titles[2], titles[3], titles[5]]
+
+
+def test_without_a_machine_a_plan_tells_what_it_knows() -> None:
+    shown = replace(by_hand(), estimate=None)
+    shown = replace(shown, pipeline=replace(shown.pipeline, theory=0.125))
+    waits = percent(shown.pipeline.bubble)
+    assert waits != "12.5%"
+    assert tiles(page(shown)) == [
+        ("memory of a rank", "5 kB", "at most"),
+        ("stages wait", waits, "12.5% if all were equal"),
+        ("a step", "4", "samples"),
+    ]
+    assert f"; stages wait {waits}<" in page(shown) and "bf16</p>" in page(shown)
+    timed = by_hand().estimate
+    assert timed is not None
+    simulation = timed.simulation
+    assert f"; stages wait {percent(simulation.bubble)} of {length_of_time(simulation.makespan)}<" in page(by_hand())
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_memory_is_drawn_of_the_five_stages_that_take_most(several: bool) -> None:
+    walks: Any = {
+        stage: SimpleNamespace(
+            rank=10 * stage,
+            memory=Memory(1, 1, 1, 0, 0),
+            sections=(Section(None, [], alive=[(0, 5)]),),
+            peak=SimpleNamespace(bytes=size, action=None),
+        )
+        for stage, size in enumerate((3, 6, 1, 5, 4, 2))
+    }
+    kinds = ranks().kinds if several else ranks().kinds[:1]
+    text = page(replace(by_hand(), estimate=None, walks=walks, ranks=replace(ranks(), kinds=kinds)))
+    names = [f"rank {10 * stage}" + f", stage {stage}" * several for stage in (1, 3, 4, 0, 5)]
+    assert re.findall("<b>Memory of (.*?)</b>", text) == names
+
+
+def test_the_devices_memory_is_on_every_picture_of_memory() -> None:
+    found = by_hand().estimate
+    assert found is not None
+    small = replace(found, hardware=found.hardware.having(device__memory=4_321))
+    text = page(replace(by_hand(), estimate=small))
+    assert text.count("the device's memory".replace("'", "&#x27;")) == len(found.walks)
+    bars = text.split("<b>Memory by kind</b>")[1].split("</figure>")[0]
+    assert ">5 kB</span>" in bars, "as long as what the largest takes"
+    wide = page(replace(by_hand(), estimate=replace(found, hardware=found.hardware.having(device__memory=8_000))))
+    assert ">8 kB</span>" in wide.split("<b>Memory by kind</b>")[1].split("</figure>")[0]
+
+
+def test_the_page_of_a_search_has_the_ranks_and_the_schedule_of_the_best() -> None:
+    best = configured(
+        Case(drop=0.0, precision="bf16", vocab_size=64, global_batch_size=4), Way(dp=2, micro_batch_size=1)
+    )
+    timed: Any = SimpleNamespace(ranks=ranks(), walks={7: None})
+    candidate = Candidate(best, 1.0, 1_000, {"products": 1.0})
+    found, confirmed = Search(1e9, [candidate]), Confirmed(candidate, timed, 1)
+    shown = of_search(found, confirmed, 64)
+    assert (shown.config, shown.ranks, shown.walks, shown.estimate) == (best, timed.ranks, timed.walks, timed)
+    assert shown.pipeline.num_microbatches == 2 and shown.search == (found, confirmed)
 
 
 # --- pieces by hand ---------------------------------------------------------------------------------------------------

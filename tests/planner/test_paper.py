@@ -14,8 +14,9 @@ from colonnade.config.schema import Config
 from colonnade.kernels.choice import Kernels, Products
 from colonnade.mesh.ledger import Entry
 from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.pipeline.schedule import Action
 from colonnade.planner.memory import Memory
-from colonnade.planner.operators import Recorder
+from colonnade.planner.operators import Operator, Recorder, Section
 from colonnade.planner.paper import Walk, steady, walk
 from colonnade.planner.stand_in import StandIn
 from colonnade.train.state import build_state
@@ -249,6 +250,16 @@ def test_a_run_by_compiled_kernels_is_planned_by_whoever_has_none(precision: Lit
         compiled.optimizer,
     )
     assert "_fused_adamw_" in {each.name for each in walked[1].operators}
+
+
+def test_kernels_of_a_device_are_asked_for_and_arithmetic_is_told_by_operator() -> None:
+    """What runs in CPU memory is none of them; what multiplies most comes first."""
+    events = [Operator("mm", 5, 0, "float32"), Operator("bmm", 9, 0, "float32"), Operator("mm", 3, 0, "float32")]
+    hosted = [Operator("add", 0, 0, "float32", on_host=where) for where in ("host", "copy", "")]
+    sections = (Section(None, [*events]), Section(Action("F", 0), [*hosted]))
+    found = Walk(0, {}, Memory(0, 0, 0, 0, 0), sections, 1)
+    assert (found.launches, found.flops) == (5, 17)
+    assert list(found.flops_by_operator().items()) == [("bmm", 9), ("mm", 8)]
 
 
 def test_the_peak_has_its_moment() -> None:

@@ -3,11 +3,13 @@
 import pytest
 
 from colonnade.architecture.families import architecture_of
+from colonnade.architecture.parts import trained_architecture
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig
 from colonnade.errors import LayoutError
 from colonnade.pipeline import theory
 from colonnade.planner.pipeline import durations, plan_pipeline, unit_work
+from tests.parity.runs import Case, Way, configured
 
 SMALL = ModelConfig(num_layers=6, hidden_size=64, num_heads=4, seq_length=64)
 
@@ -100,3 +102,30 @@ def test_a_stage_that_has_both_ends_holds_a_tied_table_once() -> None:
 def test_what_cannot_be_cut_is_refused() -> None:
     with pytest.raises(LayoutError, match="Use pp = 8"):
         plan_pipeline(SMALL, ParallelConfig(pp=9), num_microbatches=4, vocab_size=100)
+
+
+@pytest.mark.parametrize("virtual_stages", [1, 2])
+def test_a_forward_of_a_stage_of_mean_work_takes_one(virtual_stages: int) -> None:
+    """However many chunks it has: all of a step's work is that of all stages."""
+    parallel = ParallelConfig(
+        pp=2, virtual_stages=virtual_stages, schedule="interleaved" if virtual_stages > 1 else "1f1b"
+    )
+    plan = plan_pipeline(SMALL, parallel, num_microbatches=4, vocab_size=100)
+    assert sum(plan.simulation.busy) == pytest.approx(2 * 4 * durations("none").microbatch)
+
+
+def test_measured_seconds_count_in_place_of_operations() -> None:
+    units = [unit.name for unit in architecture_of(SMALL, 100).units]
+    seconds = {name: 9.0 if name == "blocks.0" else 1.0 for name in units}
+    plan = plan_pipeline(SMALL, ParallelConfig(pp=2), num_microbatches=4, vocab_size=100, seconds=seconds)
+    assert [stage.work for stage in plan.stages] == [12.0, 4.0] and list(plan.cuts_by_work) == [2, 6]
+    assert plan.stages[1].busy == pytest.approx(plan.stages[0].busy / 3)
+
+
+def test_what_is_frozen_is_less_work() -> None:
+    config = configured(Case(parts="upper"), Way(micro_batch_size=2))
+    whole, partly = (
+        plan_pipeline(config.model, config.parallel, num_microbatches=4, vocab_size=37, architecture=architecture)
+        for architecture in (None, trained_architecture(config, 37))
+    )
+    assert partly.stages[0].work == trained_architecture(config, 37).flops_per_token < whole.stages[0].work

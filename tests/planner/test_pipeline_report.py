@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,7 @@ def test_virtual_stages_are_told_apart() -> None:
 def test_the_picture_comes_when_it_is_asked_for() -> None:
     text = as_text(small(), picture=True, width=200)
     assert text.count("stage 0 │") == 1 and "F7" in text
+    assert "F: forward, B: backward, W: weight gradients" in text and "F: forward" not in as_text(small())
 
 
 def test_other_cuts_are_pointed_out_only_where_they_help() -> None:
@@ -81,6 +83,13 @@ def test_other_cuts_are_pointed_out_only_where_they_help() -> None:
     mended = plan_pipeline(SMALL, parallel, num_microbatches=8, vocab_size=5000)
     assert mended.bubble == heavy_head.bubble_by_work
     assert "parallel.cuts" not in as_text(mended)
+
+
+@pytest.mark.parametrize(("less", "is_told"), [(0.011, True), (0.009, False), (-0.1, False)])
+def test_cuts_are_pointed_out_where_stages_would_wait_a_hundredth_less(less: float, is_told: bool) -> None:
+    plan = small()
+    plan = replace(plan, bubble_by_work=plan.bubble - less)
+    assert (f"evens out the work, {plan.bubble_by_work:.1%}" in as_text(plan)) is is_told
 
 
 def test_json_has_the_same_numbers() -> None:

@@ -4,18 +4,31 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 
+from colonnade.architecture.parts import trained_architecture
 from colonnade.config.load import load
 from colonnade.config.numbers import amount
 from colonnade.config.schema import Config
 from colonnade.mesh.layout import Layout
 from colonnade.planner import ranks
 from colonnade.planner.memory import Memory, rank_memory
-from colonnade.planner.ranks import RankKind, RankPlan, _traffic, as_json, as_text, largest, plan_ranks, plan_run
+from colonnade.planner.ranks import (
+    RankKind,
+    RankPlan,
+    _traffic,
+    as_json,
+    as_text,
+    largest,
+    plan_ranks,
+    plan_run,
+    table,
+)
 from colonnade.planner.step import Step
 from colonnade.planner.traffic import totals, traffic
+from tests.parity.runs import Case, Way, configured
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -177,6 +190,27 @@ def test_a_table_of_ranks_has_a_line_of_each_kind() -> None:
     assert memory[2] == ["2", "2", "20.0 kB", *parts, "40.0 kB", "70.0 kB"]
     assert "CPU memory" not in as_text(replace(TWO_KINDS, kinds=TWO_KINDS.kinds[:1]))
     assert as_text(replace(TWO_KINDS, trained=45)).startswith("12,345 parameters, 45 of them trained, on 8 ranks")
+
+
+def test_words_of_a_table_stand_to_the_left_and_numbers_to_the_right() -> None:
+    assert table([["a", "b", "c"], ["dd", "ee", "ff"]], left=(1, 2)) == [" a  b   c", "dd  ee  ff"]
+    sent = {("all_reduce", "world"): (12, 2_000), ("send", "pp"): (1, 1_000)}
+    lines = _traffic(replace(TWO_KINDS, kinds=(RankKind((0,), 1, FIRST, sent),)))
+    assert lines[2:] == [
+        "stage  axis   operation   times   in all",
+        "    0  pp     send            1  1.00 kB",
+        "    0  world  all_reduce     12  2.00 kB",
+    ]
+
+
+@pytest.mark.parametrize("parts", ["all", "upper"])
+def test_what_is_frozen_of_a_run_is_planned_as_frozen(parts: Literal["all", "upper"]) -> None:
+    config = configured(Case(parts=parts, precision="bf16"), Way(dp=2, micro_batch_size=2))
+    plan, stated = plan_run(config, 37), trained_architecture(config, 37)
+    assert (plan.parameters, plan.trained) == (stated.num_parameters, stated.num_trained)
+    (kind,) = plan.kinds
+    assert (kind.memory.gradients < 2 * kind.memory.parameters) is (parts == "upper")
+    assert kind.traffic["all_reduce", "dp"][1] == pytest.approx(4 * plan.trained, rel=0.1), "gradients in fp32"
 
 
 def test_stages_that_send_the_same_are_on_one_line_though_their_memory_differs() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from colonnade.planner import page_search
 from colonnade.planner.compose import Composer
 from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import estimate
+from colonnade.planner.estimate_report import as_json as estimate_json
 from colonnade.planner.hardware import hardware
 from colonnade.planner.ranks import largest, plan_run
 from colonnade.planner.search import Candidate, Confirmed, Search, candidates, confirmed, refusal, search
@@ -282,7 +283,9 @@ def test_what_a_search_keeps_fits_and_comes_fastest_first(monkeypatch: pytest.Mo
     assert found.least is not None and found.least.memory == 40 and found.num_too_large == 1
 
 
-def tried(num_ranks: int = 8, *, attention_dropout: float = 0.0, **train: Any) -> list[Config]:
+def tried(
+    num_ranks: int = 8, *, attention_dropout: float = 0.0, parallel: Mapping[str, Any] | None = None, **train: Any
+) -> list[Config]:
     """The layouts that are looked at, of four units on nodes of two devices, each pipeline cut in one way."""
     composer: Any = SimpleNamespace(
         architecture=SimpleNamespace(units=[None] * 4),
@@ -293,6 +296,7 @@ def tried(num_ranks: int = 8, *, attention_dropout: float = 0.0, **train: Any) -
     changed = {
         "train": config().train.model_copy(update={"global_batch_size": 32, **train}),
         "model": config().model.model_copy(update={"attention_dropout": attention_dropout}),
+        "parallel": config().parallel.model_copy(update=dict(parallel or {})),
     }
     return list(candidates(config().model_copy(update=changed), composer, num_ranks))
 
@@ -305,10 +309,38 @@ def test_all_sizes_of_every_axis_are_looked_at_up_to_their_limits() -> None:
     assert {each.zero for each in layouts if each.dp > 1} == {0, 1, 2, 3}
     assert {each.zero for each in layouts if each.dp == 1} == {0}
     assert {each.sequence_parallel for each in layouts if each.tp == 2} == {True, False}
+    assert {each.sequence_parallel for each in layouts if each.tp == 1} == {False}, "there is nothing to cut"
     assert {(each.schedule, each.virtual_stages) for each in layouts if each.pp == 2} == {
         ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2),
     }  # fmt: skip
     assert all(each.train.global_batch_size % each.parallel.dp == 0 for each in tried(8, global_batch_size=4))
+
+
+def test_what_is_not_looked_at_is_as_usual_whatever_the_configuration_has() -> None:
+    other = {"recompute_every": 3, "schedule": "gpipe", "virtual_stages": 2, "partition": "flops", "cuts": (2, 2)}
+    keys = {"recompute_every": 1, "schedule": "1f1b", "virtual_stages": 1, "partition": "layers", "cuts": ()}
+    found = [each.parallel for each in tried(1, parallel=other)]
+    assert found and all({key: getattr(each, key) for key in keys} == keys for each in found)
+
+
+def test_a_layout_that_cannot_be_has_a_reason_in_a_few_words() -> None:
+    """Alike ones have the same: they are counted by it."""
+    composer: Any = SimpleNamespace(live=lambda *_: 1)
+
+    def reason(**keys: Any) -> str | None:
+        return refusal(config().model_copy(update={"parallel": config().parallel.model_copy(update=keys)}), composer)
+
+    assert reason() is None and reason(tp=3) == "parallel.tp and model.num_heads do not go together"
+    alone: Any = SimpleNamespace(keys=("parallel.tp",), message="Three heads are odd: they cannot be. Use 2.")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("colonnade.planner.search.check", lambda _: [alone])
+        assert reason() == "Three heads are odd"
+
+    def refuse(*_: object) -> None:
+        raise LayoutError("no such rounds")
+
+    never: Any = SimpleNamespace(live=refuse)
+    assert refusal(config(), never) == "micro-batches are no multiple of parallel.pp"
 
 
 @pytest.mark.parametrize(
@@ -331,11 +363,17 @@ def test_every_layout_that_was_tried_fits_or_cannot_be_or_takes_more() -> None:
     some_estimate = estimate(config(), 64, A100, every_rank=False)
     text = as_text(some, Confirmed(one, some_estimate, 1), A100, None)
     first, *reasons = text.splitlines()[:3]
+    written = as_text(some, Confirmed(one, some_estimate, 1), A100, Path("best.toml"))
+    assert written == f"{text}\n\nIts configuration is in best.toml."
     told = json.loads(as_json(some, Confirmed(one, some_estimate, 1)))
     assert (told["tried"], told["fitting"], told["refused"]) == (20, 1, {"too long": 3, "too wide": 5})
+    assert told["best"]["estimate"] == estimate_json(some_estimate) and told["best"]["bound_by"] == "products"
     assert (told["limit_bytes"], [each["memory_bytes"] for each in told["front"]]) == (2_000.0, [1_000])
     assert first.endswith(": 1 fit into 2.00 kB, 8 cannot be, 11 take more.")
     assert reasons == ["  5: too wide", "  3: too long"]
+    assert text.splitlines()[7].endswith("one rank, micro-batch 1  matrix products")
+    beaten = json.loads(as_json(replace(some, fitting=[one, numbered(2.0, 3_000)]), Confirmed(one, some_estimate, 1)))
+    assert [each["memory_bytes"] for each in beaten["front"]] == [1_000] and beaten["fitting"] == 2
     for count, more in ((12, False), (14, True)):
         many = Search(2_000.0, [numbered(1.0 + number, 1_000 - number) for number in range(count)])
         text = as_text(many, Confirmed(one, some_estimate, 1), A100, None)
@@ -386,5 +424,7 @@ def test_an_empty_search_says_what_emptied_it_and_by_how_much() -> None:
         refuse_empty(replace(found(), limit=1000.0, fitting=[]), 2)
     with pytest.raises(LayoutError, match=r"The least, 3\.00 kB, is 2\.00 kB more, with one rank"):
         refuse_empty(Search(1000.0, least=numbered(1.0, 3_000), tried=1), 1)
+    with pytest.raises(LayoutError, match="Of 0 layouts of 1,000 ranks none can be: none has whole sizes"):
+        refuse_empty(Search(1000.0), 1_000)
     with pytest.raises(LayoutError, match="of 7 ranks none can be"):
         refuse_empty(search(config(), 64, A100, 7), 7)

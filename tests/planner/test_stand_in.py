@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from colonnade.kernels.dropout import keep_mask
-from colonnade.planner.stand_in import StandIn
+from colonnade.planner.stand_in import META, StandIn, device_of
 from colonnade.randomness import stream_keys
 
 
@@ -35,6 +35,26 @@ def test_numbers_that_are_not_there_are_ones(value: float) -> None:
         assert (there.item(), float(there), int(there), real.tolist()) == (value, value, int(value), [value, value])
         assert (gone.item(), float(gone), int(gone), meta(2, dtype=real.dtype).tolist()) == (1, 1.0, 1, [1, 1])
         assert type(gone.item()) is type(value) and bool(gone) and not bool(torch.tensor(0))
+    with META, StandIn("cuda"):
+        assert meta(2, dtype=real.dtype).tolist() == [1, 1], "where all that is made has no numbers too"
+
+
+def test_what_is_gone_from_cpu_memory_leaves_its_place_to_others() -> None:
+    with StandIn("cuda") as place:
+        for _ in range(50):
+            assert place.is_on_host(meta(3).cpu())
+            assert meta(3).is_cuda
+
+
+def test_zeros_alike_are_of_the_type_that_is_asked_for() -> None:
+    with StandIn("cuda"):
+        assert torch.zeros_like(meta(3), dtype=torch.float64).dtype is torch.float64
+        assert torch.zeros_like(meta(3).cpu()).dtype is torch.float32
+
+
+@pytest.mark.parametrize(("name", "device"), [("cpu", "cpu"), ("cuda", "cuda"), ("auto", "cuda")])
+def test_what_is_no_cpu_is_planned_as_a_gpu(name: str, device: str) -> None:
+    assert device_of(name) == device
 
 
 def test_a_dropout_mask_of_a_gpu_is_drawn_by_one_operator() -> None:
@@ -60,6 +80,7 @@ def test_a_mask_without_numbers_takes_all() -> None:
         assert meta(2, 3, 4)[meta(2, 3, dtype=torch.bool)].shape == (6, 4)
         assert meta(2, 3, 4)[1].shape == (3, 4)
         assert torch.ones(2, 3)[torch.tensor([True, False])].shape == (1, 3)
+        assert meta(5, 4)[meta(2, 3, dtype=torch.int64)].shape == (2, 3, 4), "places are no mask"
 
 
 def test_backward_is_within_too() -> None:

@@ -156,3 +156,14 @@ def test_logits_are_computed_in_chunks_of_tokens(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(planner_teacher, "CHUNK_LOGITS", 50)
     monkeypatch.setattr(planner_teacher, "CUDA_CHUNKS", 3)
     assert [added(monkeypatch, way, case, gpu=gpu).operators - 6 for gpu in (False, True)] == [3 * 50 * 4, 3 * 150 * 4]
+
+
+def test_without_a_teacher_nothing_is_added_and_one_that_cannot_be_read_has_no_weights(tmp_path: Path) -> None:
+    """The run itself says why; its answers are taken to be none then."""
+    config = configured(Case(precision="bf16"), Way(micro_batch_size=2))
+    memory = Memory(1, 2, 3, 4, 5, 6, host=7)
+    assert with_teacher(memory, config, 37, stage=0, device="cpu") == memory
+    chosen = DistillationConfig(teacher=str(tmp_path / "none"), student_layers=(0, 1), teacher_layers=(0, 1))
+    lost = config.model_copy(update={"distillation": chosen})
+    found = with_teacher(memory, lost, 37, stage=0, device="cpu")
+    assert found == replace(memory, operators=found.operators)

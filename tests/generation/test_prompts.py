@@ -1,0 +1,62 @@
+"""Prompts from a file: what is wrong with it is told by file and line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from colonnade.errors import DataError
+from colonnade.generation.prompts import read_conversations, read_prompts
+
+DEEP = "[" * 100_000
+
+
+def test_prompts_may_stand_under_another_key(tmp_path: Path) -> None:
+    file = tmp_path / "asked.jsonl"
+    file.write_text('{"prompt": "no", "question": "yes"}\n \t\n{"question": ""}\n')
+    assert read_prompts(file, "question") == ["yes", ""]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "holds no question: it has no text. Write one a line."),
+        ("\n  \r\n\t", "holds no question: it has no text. Write one a line."),
+        ('\n\n{"question": 3}', r'asked\.jsonl, line 3: no text under "question"\. Write {"question": "some text"}\.'),
+        ('{"question": "a"}\n\n{"prompt": "b"}', r'line 3: no text under "question"'),
+        ('["question"]', 'line 1: no text under "question"'),
+        ('{"question": "a"}\n{"question', r'line 2: not JSON\. Write {"question": "some text"}\.'),
+        (DEEP, "line 1: not JSON"),
+    ],
+    ids=["empty", "blank", "a number", "another key", "a list", "half a line", "deep"],
+)
+def test_a_file_without_prompts_is_one_message(tmp_path: Path, content: str, said: str) -> None:
+    file = tmp_path / "asked.jsonl"
+    file.write_text(content)
+    with pytest.raises(DataError, match=said):
+        read_prompts(file, "question")
+
+
+@pytest.mark.parametrize(
+    "content", ["nonsense", DEEP, "3", '"messages"', '{"messages": {}}'], ids=lambda text: text[:9]
+)
+def test_a_line_that_is_no_conversation_is_told_by_its_number(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "asked.jsonl"
+    good = json.dumps({"messages": [{"role": "user", "content": "Who?"}]})
+    file.write_text(f"{good}\n\n{content}\n")
+    with pytest.raises(DataError, match=r"asked\.jsonl, line 3: .*Write {.messages.: "):
+        read_conversations(file)
+
+
+@pytest.mark.parametrize(("read", "what"), [(read_prompts, "prompt"), (read_conversations, "conversation")])
+def test_a_file_that_cannot_be_read_is_one_message(tmp_path: Path, read: Callable[[Path], Any], what: str) -> None:
+    with pytest.raises(DataError, match=f"none.jsonl cannot be read: No such file .* Name a file with a {what} a line"):
+        read(tmp_path / "none.jsonl")
+    (tmp_path / "latin.jsonl").write_bytes(b'{"a\xe9": 1}')
+    with pytest.raises(DataError, match=r"latin\.jsonl is not UTF-8 \(byte 3\)"):
+        read(tmp_path / "latin.jsonl")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(DataError, match=f"holds no {what}: "):
+        read(tmp_path / "empty.jsonl")
