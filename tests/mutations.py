@@ -8926,6 +8926,34 @@ MUTATIONS = [
         "            list_of(listed)\n",
         ("tests/corpus/test_decontaminate.py",),
     ),
+    Mutation(
+        "a search fails where adapters are trained or weights are frozen",
+        "architecture/statement.py",
+        'return self.kind.partition(",")[0]',
+        "return self.kind",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "what has no backward counts in a search as if it had one",
+        "planner/unit_times.py",
+        "return whole if unit.has_backward else replace(whole, backward=0.0, weights=0.0, kept=0)",
+        "return whole",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "a search times units of a model of one block with the configuration's frozen blocks",
+        "planner/unit_times.py",
+        '            "parts": PartsConfig(),\n',
+        "",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "a search counts layers again that have no backward",
+        "planner/compose.py",
+        "return again and unit.recomputes and unit.has_backward",
+        "return again and unit.recomputes",
+        ("tests/planner/test_compose.py",),
+    ),
 ]
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from colonnade.architecture.statement import Weight
+from colonnade.architecture.statement import Unit, Weight
+from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.schema import Config
 from colonnade.planner.compose import Composer, Kept, Work, _filling, _kind, _unit_work, _with_traffic
 from colonnade.planner.cost import Cost
@@ -15,6 +16,7 @@ from colonnade.planner.kept import Kept as OfAUnit
 from colonnade.planner.memory import buffer_bytes
 from colonnade.planner.unit_times import Costs, UnitCost, _cost
 from tests.parity.runs import Case, Way, configured
+from tests.planner.once import units_timed_once
 
 A100 = hardware("a100-80gb")
 
@@ -31,10 +33,43 @@ def composer(machine: Any = A100) -> Composer:
 def test_a_layer_that_is_computed_again_has_its_forward_in_its_backward() -> None:
     """But no weight gradients more; and what is not computed again takes what it took."""
     costs = Costs({"block": UnitCost(1.0, 2.0, 4.0, 0, 0, 0)}, {})
-    block: Any = SimpleNamespace(kind="block", recomputes=True)
-    head: Any = SimpleNamespace(kind="block", recomputes=False)
+    block = Unit("blocks.0", "block", (), 0, recomputes=True)
+    head = block._replace(recomputes=False)
     assert _unit_work(costs, block, True) == (1.0, 3.0, 4.0)
     assert _unit_work(costs, block, False) == _unit_work(costs, head, True) == (1.0, 2.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"lora": LoraConfig(rank=2, targets=("*.attention.qkv",))},
+        {"parts": PartsConfig(frozen=("embedding*", "blocks.0.*"))},
+        {"parts": PartsConfig(frozen=("blocks.4.*",))},
+    ],
+    ids=["adapters", "the first units", "one of several"],
+)
+def test_a_model_that_is_trained_in_part_takes_no_more_than_as_a_whole(more: dict[str, Any]) -> None:
+    """Neither time nor memory, however it is cut, and less memory where all of it is on one stage."""
+    part, cut, whole = config().model_copy(update=more), config(pp=2).model_copy(update=more), config()
+    known: dict[Any, Any] = {}
+    with units_timed_once(known):
+        mine, all_of_it = (Composer(each, 64, Cost(A100, 2)) for each in (part, whole))
+        for keys in [{"pp": 1}, *({"pp": 2, **each} for each in mine.ways_to_cut(cut))]:
+            (seconds, size, _), (longer, larger, _) = (
+                of.compose(each.model_copy(update={"parallel": each.parallel.model_copy(update=keys)}))
+                for of, each in ((mine, part), (all_of_it, whole))
+            )
+            assert seconds <= longer and (size < larger or (size == larger and keys["pp"] == 2))
+
+
+def test_what_has_no_backward_takes_its_forward_alone_and_keeps_nothing() -> None:
+    """Also where layers are computed again. What is frozen in part, or mapped, costs as much as what is not."""
+    costs = Costs({"block": UnitCost(1.0, 2.0, 4.0, 8, 16, 32)}, {})
+    frozen = Unit("blocks.0", "block, 0", (), 0, recomputes=True, has_backward=False)
+    mapped = Unit("blocks.1", "block, mapped, 1", (), 0, recomputes=True)
+    assert [_unit_work(costs, frozen, again) for again in (False, True)] == [(1.0, 0.0, 0.0)] * 2
+    assert costs.of(frozen) == UnitCost(1.0, 0.0, 0.0, 0, 16, 32)
+    assert _unit_work(costs, mapped, True) == (1.0, 3.0, 4.0) and costs.of(mapped) == costs.units["block"]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +225,7 @@ def test_layers_that_are_computed_again_keep_their_input_and_are_there_one_at_a_
     kinds = {"embedding": (500, 40, 1), "block": (300, 30, 20), "head": (70, 0, 250)}
     costs = {name: UnitCost(0.0, 0.0, 0.0, *sizes) for name, sizes in kinds.items()}
     units: Any = [
-        SimpleNamespace(kind=kind, buckets=(), is_loss=kind == "head", recomputes=kind == "block")
+        Unit(kind, kind, (), 0, losses=("loss",) if kind == "head" else (), recomputes=kind == "block")
         for kind in ("embedding", "block", "block", "head")
     ]
     monkeypatch.setattr(Composer, "_costs", lambda *_: Costs(costs, {}))

@@ -90,6 +90,11 @@ class Unit(NamedTuple):
     """Whether something before it is trained, so that it hands on gradients of what it takes."""
 
     @property
+    def usual_kind(self) -> str:
+        """The kind that it has where all of the model is trained, and nothing is mapped to a teacher's states."""
+        return self.kind.partition(",")[0]
+
+    @property
     def is_first(self) -> bool:
         """Whether the model begins with it."""
         return not self.takes

@@ -209,13 +209,13 @@ class Composer:
         return self._once(("bucket", bucket, tp), lambda: sum(prod(weight.local_shape(tp)) for weight in weights))
 
     def _kept(self, stage: int, held: tuple[tuple[int, ...], int], key: Hashable, config: Config) -> Kept:
-        units, costs, again = self._units(held)[stage], self._costs(config).units, config.parallel.recompute == "full"
+        units, costs, again = self._units(held)[stage], self._costs(config), config.parallel.recompute == "full"
 
         def make() -> Kept:
-            first = min(costs[unit.kind].handed for unit in units if not unit.is_loss) if len(units) > 1 else 0
-            each = sum(first if again and unit.recomputes else costs[unit.kind].kept for unit in units)
+            first = min(costs.of(unit).handed for unit in units if not unit.is_loss) if len(units) > 1 else 0
+            each = sum(first if _is_recomputed(unit, again) else costs.of(unit).kept for unit in units)
             once = max(
-                costs[unit.kind].working + (costs[unit.kind].kept if again and unit.recomputes else 0) for unit in units
+                costs.of(unit).working + (costs.of(unit).kept if _is_recomputed(unit, again) else 0) for unit in units
             )
             return Kept(each, once, max(self._length([unit], config.parallel.tp) for unit in units))
 
@@ -237,8 +237,12 @@ def _kind(config: Config) -> tuple[int, bool, bool, int]:
 
 def _unit_work(costs: Costs, unit: Unit, again: bool) -> Work:
     """`again`: whole layers are computed again in backward."""
-    each = costs.units[unit.kind]
-    return Work(each.forward, each.backward + each.forward * (again and unit.recomputes), each.weights)
+    each = costs.of(unit)
+    return Work(each.forward, each.backward + each.forward * _is_recomputed(unit, again), each.weights)
+
+
+def _is_recomputed(unit: Unit, again: bool) -> bool:
+    return again and unit.recomputes and unit.has_backward
 
 
 def _with_traffic(work: Work, gather: float, reduce: float) -> Work:

@@ -7,9 +7,12 @@ zero-bubble splits it; the other schedules run both halves at once.
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from colonnade.architecture.parts import trained_architecture
+from colonnade.architecture.statement import Unit
+from colonnade.config.distillation import DistillationConfig
+from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.planner.cost import Cost
 from colonnade.planner.kept import Kept, kept_of
@@ -45,9 +48,14 @@ class Costs:
     """Of all kinds of units."""
 
     units: Mapping[str, UnitCost]
-    """By kind."""
+    """By kind, of a model that is trained as a whole."""
     spent: Mapping[str, float]
     """[s] Of the micro-batch, by what for."""
+
+    def of(self, unit: Unit) -> UnitCost:
+        """A unit that is frozen in part costs as much as one that is not; one that has no backward, its forward."""
+        whole = self.units[unit.usual_kind]
+        return whole if unit.has_backward else replace(whole, backward=0.0, weights=0.0, kept=0)
 
 
 def unit_costs(config: Config, vocab_size: int, cost: Cost, device: Device) -> Costs:
@@ -79,7 +87,7 @@ def unit_costs(config: Config, vocab_size: int, cost: Cost, device: Device) -> C
 
 
 def _small(config: Config) -> Config:
-    """One block of each kind, on one stage, with the same layers."""
+    """One block of each kind, on one stage, with the same layers, all of it trained and by nobody taught."""
     model, train = config.model, config.train
     decoder = {"num_decoder_layers": 1} if model.decoder_layers else {}
     parallel = ParallelConfig(
@@ -92,6 +100,9 @@ def _small(config: Config) -> Config:
         update={
             "model": model.model_copy(update={"num_layers": 1, **decoder}),
             "parallel": parallel,
+            "parts": PartsConfig(),
+            "lora": LoraConfig(),
+            "distillation": DistillationConfig(),
             "train": train.model_copy(update=update),
         }
     )
