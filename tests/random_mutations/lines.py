@@ -28,12 +28,13 @@ concurrency = multiprocessing, thread
 patch = _exit
 sigterm = true
 context = ${{PYTEST_CURRENT_TEST-}}
+disable_warnings = no-data-collected, module-not-measured, module-not-imported
 """
 
 
 def record(folder: Path, tests: Sequence[str] = ()) -> int:
     """Runs the default suite, or these tests of it, and writes down for each line which tests execute it, in whatever
-    process. Returns pytest's exit status.
+    process. Returns pytest's exit status: a test may fail that looks at what surrounds its process, as at its signals.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
