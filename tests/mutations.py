@@ -7231,7 +7231,7 @@ MUTATIONS = [
     Mutation(
         "a block with a map to its teacher's width is measured with those that have none",
         "architecture/matching.py",
-        'unit._replace(kind=f"{unit.kind}, mapped", multiply_adds=unit.multiply_adds + weight.size)',
+        'unit._replace(kind=unit.other_kind("mapped"), multiply_adds=unit.multiply_adds + weight.size)',
         "unit._replace(multiply_adds=unit.multiply_adds + weight.size)",
         ("tests/model/test_flops.py",),
     ),
@@ -8929,7 +8929,7 @@ MUTATIONS = [
     Mutation(
         "a search fails where adapters are trained or weights are frozen",
         "architecture/statement.py",
-        'return self.kind.partition(",")[0]',
+        'return self.kind.partition(", ")[0]',
         "return self.kind",
         ("tests/planner/test_compose.py",),
     ),

@@ -10,6 +10,9 @@
     loaded     a changed function takes the place of the one that is loaded
     run        a session of pytest that has collected everything forks for each change, and runs the tests of its line
 
+Changed code does what nobody meant: it may remove or replace any file that its process may. Run it where that does no
+harm, and not as root.
+
 Nothing is written into the source. Tests that start a new Python are asked too, but see the source as it is: what
 only they would notice is among those that are told.
 """

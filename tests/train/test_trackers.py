@@ -63,9 +63,9 @@ def test_a_name_that_no_metric_may_have_is_written_with_what_it_may(tmp_path: Pa
     assert 'colonnade_validation_loss_data_b{run="r"} 3.0' in (tmp_path / "metrics.prom").read_text()
 
 
-def test_a_full_queue_is_written_to_its_end_by_a_tracker_that_is_slow() -> None:
-    """As long as there is patience: a run that ends waits for it, and not for ever."""
-    tracker, said = Recorded(), list[str]()
+def full(said: list[str]) -> tuple[Recorded, Feed]:
+    """A tracker that stands still with the first entry, and a queue with as many more as it holds."""
+    tracker = Recorded()
     tracker.goes_on.clear()
     feed = Feed(tracker, said.append, longest=2)
     feed.begin(1)
@@ -74,6 +74,12 @@ def test_a_full_queue_is_written_to_its_end_by_a_tracker_that_is_slow() -> None:
     for step in (2, 3):
         feed.numbers(step, {})
     assert feed._queue.full()
+    return tracker, feed
+
+
+def test_a_full_queue_is_written_to_its_end_by_a_tracker_that_is_slow() -> None:
+    """As long as there is patience: a run that ends waits for it, and not for ever."""
+    tracker, feed = full(said := [])
     threading.Timer(0.05, tracker.goes_on.set).start()
     feed.close(20)
     assert tracker.calls == [("open", 1), *(("numbers", step, {}) for step in (1, 2, 3)), ("close",)]
@@ -81,14 +87,8 @@ def test_a_full_queue_is_written_to_its_end_by_a_tracker_that_is_slow() -> None:
 
 
 def test_what_a_tracker_has_not_got_is_counted_though_it_ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker, said, join = Recorded(), list[str](), threading.Thread.join
-    tracker.goes_on.clear()
-    feed = Feed(tracker, said.append, longest=2)
-    feed.begin(1)
-    feed.numbers(1, {})
-    assert tracker.is_called.wait(20)
-    for step in (2, 3):
-        feed.numbers(step, {})
+    tracker, feed = full(said := [])
+    join = threading.Thread.join
 
     def late(thread: threading.Thread, patience: float) -> None:
         tracker.goes_on.set()

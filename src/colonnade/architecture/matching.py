@@ -26,7 +26,7 @@ def with_maps(architecture: Architecture, model: ModelConfig, distillation: Dist
         name: (*weights, weight) if name in mapped else weights for name, weights in architecture.buckets.items()
     }
     units = (
-        unit._replace(kind=f"{unit.kind}, mapped", multiply_adds=unit.multiply_adds + weight.size)
+        unit._replace(kind=unit.other_kind("mapped"), multiply_adds=unit.multiply_adds + weight.size)
         if unit.name in mapped
         else unit
         for unit in architecture.units

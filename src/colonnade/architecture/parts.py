@@ -78,7 +78,7 @@ def _flows(units: Iterable[Unit], buckets: Mapping[str, tuple[Weight, ...]]) -> 
     for number, unit in enumerate(units):
         frozen = tuple(weight.is_frozen for bucket in unit.buckets for weight in buckets[bucket])
         is_usual = not any(frozen) and (before or number == 0)
-        kind = unit.kind if is_usual else kinds.setdefault((unit.kind, frozen, before), f"{unit.kind}, {len(kinds)}")
+        kind = unit.kind if is_usual else kinds.setdefault((unit.kind, frozen, before), unit.other_kind(len(kinds)))
         has_backward = before or not all(frozen)
         yield unit._replace(kind=kind, has_backward=has_backward, sends_back=before)
         before = has_backward

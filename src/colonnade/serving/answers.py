@@ -72,9 +72,9 @@ def _text(trained: Trained, wanted: Writing) -> str:
         )
     text = ""
     for text in _growing(trained, wanted):
-        if any(end and end in text for end in wanted.until):  # an empty one ends nothing
-            break
-    return cut_at_first(text, wanted.until)
+        if (cut := cut_at_first(text, wanted.until)) != text:
+            return cut
+    return text
 
 
 def _growing(trained: Trained, wanted: Writing) -> Iterator[str]:
@@ -95,6 +95,6 @@ def _growing(trained: Trained, wanted: Writing) -> Iterator[str]:
 
 
 def cut_at_first(text: str, ends: Sequence[str]) -> str:
-    """A text up to the first of `ends` in it."""
+    """A text up to the first of `ends` in it; an empty one ends nothing."""
     found = [at for end in ends if end and (at := text.find(end)) >= 0]
     return text[: min(found)] if found else text
