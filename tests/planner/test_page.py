@@ -17,7 +17,7 @@ from colonnade.pipeline.schedule import Action
 from colonnade.pipeline.simulate import Event, Simulation
 from colonnade.planner import page_memory, page_time
 from colonnade.planner.cost import Cost
-from colonnade.planner.estimate import Failures, estimate
+from colonnade.planner.estimate import estimate
 from colonnade.planner.estimate_report import as_json, as_text
 from colonnade.planner.hardware import hardware
 from colonnade.planner.memory import Memory
@@ -29,6 +29,7 @@ from colonnade.planner.search import Candidate, Confirmed, Search, search
 from colonnade.planner.search_report import layout_in_words
 from colonnade.planner.timeline import Played
 from tests.parity.runs import Case, Way, configured
+from tests.planner.test_estimate_report import FIGURES
 from tests.report.test_page import EVIL, Reader
 
 A100 = hardware("a100-80gb")
@@ -165,14 +166,8 @@ def by_hand() -> Plan:
     found = replace(
         timed,
         hardware=A100.having(device__memory=8e10, cost__device_hour=3600),
-        seconds_per_step=2.0,
-        tokens_per_step=1000,
-        flops_per_token=1e12,
-        peak=312.5e12,
-        steps=44,
-        tokens=40_000,
+        **FIGURES,
         spent={"products": 3.0, "tp": 1.0},
-        failures=Failures(between=7200.0, interval=600.0, lost=0.2),
         played={stage: Played((0.1, 1.0 + stage), {"products": 1.0}) for stage in timed.played},
     )
     settings = config().model_copy(update={"run": RunConfig(folder="runs/mine")})
