@@ -7735,8 +7735,8 @@ MUTATIONS = [
     Mutation(
         "a blend that changes tells its length by its first proportions",
         "data/changing_blend.py",
-        "self.weights, self.total = self._blends[-1].weights, self._blends[-1].total",
-        "self.weights, self.total = self._blends[0].weights, self._blends[0].total",
+        "if (length := begin + blend.length(left)) < end:",
+        "if (length := begin + blend.length(left)) < math.inf:",
         ("tests/data/test_changing_blend.py",),
     ),
     Mutation(

@@ -54,6 +54,7 @@ def test_what_is_read_is_written_by_the_same_family(name: str) -> None:
     assert family_of(model, VOCAB) == (family, family.write(model))
     written = family_of(model, VOCAB)[1]
     assert ("head_dim" in written) == (config.get("head_dim") is not None), "as they write it"
+    assert "rope_scaling" not in written or model.rotary.scaling != "none"
 
 
 @pytest.mark.parametrize("tied", [True, False])

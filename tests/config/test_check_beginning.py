@@ -109,6 +109,7 @@ def test_what_has_no_effect(loaded: Loaded, overrides: tuple[str, ...], message:
         ("checkpoint.upload_to=file:///mnt/run", "checkpoint.upload_patience=5"),
         ("train.init_from_resize=true",),
         ("model.vocab_size=100",),
+        ("distillation.teacher=t", "distillation.top_k=3", "divergence.then=stop"),
         (
             "distillation.teacher=t",
             "distillation.top_k=3",

@@ -8,6 +8,7 @@ import pytest
 
 from colonnade.convert import target as targets
 from colonnade.convert.target import check_space, check_target, publish, workspace
+from colonnade.convert.to_checkpoint import _check_name
 from colonnade.errors import CheckpointError
 
 
@@ -44,6 +45,13 @@ def test_a_name_is_as_long_as_its_bytes(tmp_path: Path, monkeypatch: pytest.Monk
     check_target(tmp_path / ("é" * 10 + "x"))
     with pytest.raises(CheckpointError, match=r"has a name of 22 bytes, .* a TARGET's can have 21 at most"):
         check_target(tmp_path / ("é" * 11))
+
+
+def test_converted_weights_are_called_step_0_or_no_step(tmp_path: Path) -> None:
+    for name in ("step_00000000", "ours", "step_3"):
+        _check_name(tmp_path / name)
+    with pytest.raises(CheckpointError, match=r"step_00000003 has the name .* another name, or step_00000000\.$"):
+        _check_name(tmp_path / "step_00000003")
 
 
 def test_content_is_on_the_disk_before_its_name_and_the_name_before_it_is_told(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from colonnade.corpus.archives import member
 from colonnade.corpus.plan import keep_plan
 from tests.corpus.recipes import Result
 
@@ -35,3 +37,14 @@ def test_a_zip_file_that_has_lost_a_file_meanwhile_gives_the_others(
     assert result.texts() == ["a.txt", "c.txt"]
     lost = [entry for entry in result.dropped("read") if entry["file"] == f"{path}/b.txt"]
     assert [(entry["reason"], entry["detail"]) for entry in lost] == [("file damaged", "it has no 'b.txt' any more")]
+
+
+def test_a_file_of_a_zip_file_is_read_from_any_place(tmp_path: Path) -> None:
+    """As Parquet files are: from their end."""
+    content = bytes(range(256)) * 400
+    with zipfile.ZipFile(tmp_path / "in.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.bin", content)
+    with (tmp_path / "in.zip").open("rb") as raw, member(raw, "a.bin", max_expansion=1000) as stream:
+        for place, whence, start in ((-8, io.SEEK_END, len(content) - 8), (70_001, io.SEEK_SET, 70_001)):
+            assert stream.seek(place, whence) == start and stream.read(4) == content[start : start + 4]
+        assert stream.seek(-60_000, io.SEEK_CUR) == 10_005 and stream.read() == content[10_005:]

@@ -90,6 +90,17 @@ def test_as_many_workers_as_the_recipe_says_or_one_a_core() -> None:
     assert [num_workers(RunSection(workers=workers)) for workers in (0, 3)] == [len(os.sched_getaffinity(0)), 3]
 
 
+@pytest.mark.parametrize(("there", "workers"), [(7, 7), (None, 1)])
+def test_cores_are_those_that_this_process_may_use_or_all_where_that_is_not_told(
+    there: int | None, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: there)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 5}, raising=False)
+    assert num_workers(RunSection(workers=0)) == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert num_workers(RunSection(workers=0)) == workers
+
+
 @pytest.mark.parametrize(
     ("said", "is_there", "begun"),
     [

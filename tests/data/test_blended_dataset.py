@@ -178,6 +178,8 @@ def test_all_epochs_shuffled_as_one_only_when_asked(files: tuple[str, str, str])
     starts = datasets.train.rows(range(200)).tokens[:, 0].tolist()
     assert set(Counter(starts).values()) == {4}
     assert len(set(starts[:50])) < 45
+    with pytest.raises(DataError, match=r"data\.epochs is None"):  # shares are no epochs
+        opened(dict.fromkeys(files, 2.0), order="all_epochs")
 
 
 def test_temperature(files: tuple[str, str, str]) -> None:

@@ -43,4 +43,27 @@ def test_behind_two_changes_each_data_set_goes_on_where_it_was() -> None:
     assert blend.counts(1000).tolist() == [500 + 200, 100 + 200]
     behind = blend.locate(np.arange(1000, 1003))
     assert sorted(zip(behind.sets.tolist(), behind.indices.tolist(), strict=True)) == [(0, 700), (1, 300), (1, 301)]
-    assert (blend.weights, blend.total) == ((1, 2), 3), "by which a data set tells how long it lasts from here"
+    assert blend.weights == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "length"),
+    [
+        ([400, 1000], 480),  # in the first proportions
+        ([500, 100], 600),  # as they end
+        ([600, 1000], 800),
+        ([1000, 299], 998),
+        ([750, 1000], 1150),
+        ([10_000, 400], 1150),
+    ],
+)
+def test_it_lasts_until_the_first_data_set_begins_again_in_whatever_proportions(sizes: list[int], length: int) -> None:
+    blend = ChangingBlend([(0, Blend([5, 1])), (600, Blend([1, 1])), (1000, Blend([1, 2]))])
+    assert blend.length(sizes) == length
+    assert (blend.counts(length) <= sizes).all()
+    assert (blend.counts(length + turn(length)) > sizes).any()
+
+
+def turn(position: int) -> int:
+    """Samples in which each data set has been drawn once, there."""
+    return 6 if position < 600 else 2 if position < 1000 else 3

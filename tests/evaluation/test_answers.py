@@ -116,6 +116,7 @@ def test_the_official_files() -> None:
     one = answers_of([window([2], [2], null=(3, 2))], TEXT, PLACES, Selection(), may_be_none=True)
     files = submission({"q": one}, 0.0)
     assert files["predictions"] == {"q": ""} and files["null_odds"] == {"q": 1.0}
+    assert submission({"q": one}, 1.0)["predictions"] == {"q": "ab"}, "no answer is likelier, and not by more"
     entry = files["nbest_predictions"]["q"][1]
     assert entry == {"text": "ab", "probability": pytest.approx(1 / (1 + np.e)), "start_logit": 2.0, "end_logit": 2.0}
     without = answers_of([window([2], [2])], TEXT, PLACES, Selection(), may_be_none=False)

@@ -290,6 +290,20 @@ def test_no_template_writes_none_for_a_message_without_text(content: str, tmp_pa
     assert isinstance(found, TemplateFault) and 'it would write "None" where there is no text' in str(found)
 
 
+def test_a_conversation_may_have_an_answer_without_text_beside_others(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ m.role }}:\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    chat = chat_of(folder_of(tmp_path / "t", template))
+    silent = {"role": "assistant", "content": ""}
+    found = encoded(chat, [TALK[0], silent, TALK[2], TALK[1]])
+    answer = [token for token, answered in zip(found.ids, found.answered, strict=True) if answered]
+    assert answer == chat.tokenizer.encode(TALK[1]["content"])
+    (refused,) = chat.encode([([TALK[0], silent], None)])
+    assert isinstance(refused, TemplateFault) and "writes nothing where the assistant answers" in str(refused)
+
+
 RECORDS = {
     "prompt": {"prompt": "a city?", "completion": "Paris."},
     "alpaca": {"instruction": "a city?", "input": "", "output": "Paris."},

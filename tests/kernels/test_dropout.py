@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from colonnade.kernels.dropout import Masks, dropout, dropout_of_columns
-from colonnade.randomness import Purpose, drop_probability
+from colonnade.randomness import Purpose, drop_probability, keep_mask, stream_keys
 from tests.tensor_parallel.shards import drawn
 
 CPU = torch.device("cpu")
@@ -106,6 +106,11 @@ def test_columns_of_a_rank_are_dropped_as_in_the_whole() -> None:
     others = [dropped(range(H), ids, 4), dropped(range(H), ids, purpose=Purpose.POOLED_DROPOUT)]
     masks = [each[:, sample] != 0 for each in (whole, *others) for sample in range(3)]
     assert len({mask.numpy().tobytes() for mask in masks}) == 9 and whole.any()
+    key = stream_keys(1, Purpose.INNER_DROPOUT, 3, 5, last=range(H))
+    drawn_for_each = keep_mask(key, 0, S, DROP, CPU)
+    assert torch.equal(whole[:, 1] != 0, drawn_for_each.T), (
+        "a stream of the seed, the use, the layer, sample and column"
+    )
 
 
 def test_what_is_kept_is_scaled_up_and_so_is_its_gradient() -> None:

@@ -107,9 +107,10 @@ def test_a_small_machine_is_timed_on_all_of_its_cores(asked: list[Any], monkeypa
     assert ("cores", 2) in asked and found.cores == 2
     assert (found["device.together"], found["device.crowded"], found["products.attention"]) == (1.0, 1.0, 1.0)
     assert (found["island.latency"], found["island.call"]) == (0.0, 5e-6)
-    strange.update(together=[100.0], crowded=[100.0])
+    strange.update(together=[100.0], crowded=[100.0], collectives=[5e-6, 2e-2, 1e-2])
     found = parsed(measure_hardware.measured_file(), "it")
     assert (found["device.together"], found["device.crowded"]) == (0.05, 0.05), "the least that a file may say"
+    assert found["island.bandwidth"] == pytest.approx(4 * (measure_hardware.LONG // 8) / 5e-3, rel=1e-3)
 
 
 @pytest.mark.parametrize(("more", "dispatch"), [(2e-3, 2e-3), (-1e-3, 0.0)])

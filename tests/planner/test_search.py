@@ -331,10 +331,15 @@ def test_a_layout_that_cannot_be_has_a_reason_in_a_few_words() -> None:
         return refusal(config().model_copy(update={"parallel": config().parallel.model_copy(update=keys)}), composer)
 
     assert reason() is None and reason(tp=3) == "parallel.tp and model.num_heads do not go together"
-    alone: Any = SimpleNamespace(keys=("parallel.tp",), message="Three heads are odd: they cannot be. Use 2.")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("colonnade.planner.search.check", lambda _: [alone])
-        assert reason() == "Three heads are odd"
+    for message, few in (
+        ("Three heads are odd: they cannot be. Use 2.", "Three heads are odd"),
+        ("parallel.tp = 3 is odd. Use 2: it is not.", "parallel.tp = 3 is odd"),
+        ("parallel.tp is odd.", "parallel.tp is odd"),
+    ):
+        alone: Any = SimpleNamespace(keys=("parallel.tp",), message=message)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("colonnade.planner.search.check", lambda _, alone=alone: [alone])
+            assert reason() == few
 
     def refuse(*_: object) -> None:
         raise LayoutError("no such rounds")

@@ -5,6 +5,7 @@ import math
 import re
 import struct
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +56,11 @@ def test_what_is_the_same_everywhere_is_a_number_and_not_a_map() -> None:
     lines = [{"step": step, "activations": {"blocks.0": {"logits": {"maximum": 3.0, "rms": step}}}} for step in (1, 2)]
     page = str(drawn(lines))
     assert "The same in every unit and step: maximum 3." in page and page.count("<img") == 1
+
+
+@pytest.mark.parametrize("lines", [[], [{"step": 1}], [{"step": 1, "activations": {}}, {"step": 2, "updates": {}}]])
+def test_lines_without_numbers_have_no_maps(lines: list[dict[str, Any]]) -> None:
+    assert heats(lines) == []
 
 
 def test_a_step_that_was_measured_twice_has_one_column() -> None:

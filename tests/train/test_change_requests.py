@@ -201,6 +201,7 @@ def test_values_that_cannot_be_read_or_come_twice_are_one_message(
         ('{"change": {"data": {"seed": 1}}}', "data is a section. Name each key whole, like data.blend."),
         ('{"change": {"steps": 60}}', "steps = 60 stands outside of any section. Write it as train.steps."),
         ('{"change": {"trian": {"steps": 60}}}', "[trian] is not a section. Did you mean [train]?"),
+        ('{"change": {"trian.steps": 60}}', "[trian] is not a section. Did you mean [train]?"),
         ('{"change": {"data.blend": {"a": 1}, "data.blend.a": 2}}', "data.blend.a has two values"),
         ('{"change": {}}', "it names no key"),
         ('{"change": {"checkpoint.every": 5}, "when": 4}', "it has 'when'; a line has change, at, by, reason, time."),

@@ -271,6 +271,8 @@ def test_what_is_not_exact_here_is_refused(corpus: TinyCorpus, tmp_path: Path) -
     said = str(refused.value)
     assert said.startswith('train.products = "onednn" cannot be used here: on this processor (')
     assert "(forward) is off by" in said and said.endswith('Use one of "auto", "blas".')
+    with emulated_amx(), pytest.raises(ConfigError, match=r'"native" cannot be .*Use one of "auto", "blas"\.$'):
+        settled(tiny.config(corpus, tmp_path, "train.products=native"))
 
 
 @pytest.mark.parametrize("use", USES)

@@ -349,7 +349,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Profile, M
     run: Any = SimpleNamespace(run=SimpleNamespace(folder=str(tmp_path)))
     mesh, told = Mesh(), Told()
     state = SimpleNamespace(step=2, runner=SimpleNamespace(chunks=[SimpleNamespace(owner="owner")]))
-    monkeypatch.setattr(TimedRunner, "of", lambda runner, clock, memory: "timed")
+    monkeypatch.setattr(TimedRunner, "of", lambda runner, clock, memory: memory() or "timed")
     return Profile(range(3, 5), 2, run, mesh, torch.device("cpu"), cast(Any, told)), mesh, state, told
 
 
@@ -362,7 +362,9 @@ def test_a_run_is_timed_in_the_steps_that_were_asked_for_alone(tmp_path: Path, m
         assert state.runner is runner and mesh.ledger.clock is None and runner.chunks[0].owner == "owner"
     assert [number for number, *is_timed in timed if all(is_timed)] == profile._done == [3, 4]
     assert [any(is_timed) for _, *is_timed in timed] == [False, True, True, False, False]
-    assert [span.name for span in profile._clock.spans] == ["3", "4"]
+    (third, fourth), noted = profile._clock.spans, [moment for moment, _ in profile._told()["memory"]]
+    assert [third.name, fourth.name] == ["3", "4"]
+    assert noted == sorted(noted) and len(noted) == 2 and third.end <= noted[1] <= fourth.start
 
 
 def test_a_step_that_failed_is_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ class Groups:
         found: dict[int, list[int]] = {}
         for member in sorted(self._parent):
             found.setdefault(self.find(member), []).append(member)
-        return [members for _, members in sorted(found.items()) if len(members) > 1]
+        return [members for members in found.values() if len(members) > 1]
 
 
 class Matcher:

@@ -78,6 +78,10 @@ class Blend:
         """Samples of each data set among the first `position` of the run [num_sets]."""
         return self._mixed.counts(position)
 
+    def length(self, sizes: Sequence[int]) -> int:
+        """Positions before the first of the data sets, of so many samples, begins again."""
+        return min(size * self.total // weight for size, weight in zip(sizes, self.weights, strict=True))
+
 
 def whole_weights(weights: Sequence[float | int | Fraction]) -> tuple[int, ...]:
     """Integers in the proportions of the weights, which are taken as they are written: 0.1 is one tenth.

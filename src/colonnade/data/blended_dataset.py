@@ -58,9 +58,7 @@ class BlendedDataset:
         self.parts, self.blend, self.end = list(parts), blend, end
         self.seq_length = parts[0].seq_length
         self.num_tokens = sum(part.num_tokens for part in parts)
-        self.num_samples = end or min(
-            part.num_samples * blend.total // weight for part, weight in zip(parts, blend.weights, strict=True)
-        )
+        self.num_samples = end or blend.length([part.num_samples for part in parts])
 
     def __len__(self) -> int:
         """Samples until the first of the data sets begins again, or the end."""

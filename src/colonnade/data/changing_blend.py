@@ -8,6 +8,7 @@
 So no sample comes a second time before all of its data set came once, as in a blend that does not change.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,7 +28,7 @@ class ChangingBlend:
         assert begins[0] == 0 and begins == sorted(set(begins)), "each begins behind the one before"
         assert len({len(blend.weights) for _, blend in blends}) == 1, "blends of the same data sets"
         self._begins, self._blends = np.array(begins, dtype=np.int64), [blend for _, blend in blends]
-        self.weights, self.total = self._blends[-1].weights, self._blends[-1].total
+        self.weights = self._blends[-1].weights
         self._before: list[Integers] = [np.zeros(len(self.weights), dtype=np.int64)]
         for length, blend in zip(np.diff(self._begins), self._blends, strict=False):
             self._before.append(self._before[-1] + blend.counts(int(length)))
@@ -47,3 +48,12 @@ class ChangingBlend:
         """Samples of each data set among the first `position` of the run [num_sets]."""
         number = int(np.searchsorted(self._begins, position, side="right")) - 1
         return self._before[number] + self._blends[number].counts(position - int(self._begins[number]))
+
+    def length(self, sizes: Sequence[int]) -> int:
+        """Positions before the first of the data sets, of so many samples, begins again."""
+        ends = [*self._begins[1:].tolist(), math.inf]
+        for begin, end, before, blend in zip(self._begins.tolist(), ends, self._before, self._blends, strict=True):
+            left = [size - count for size, count in zip(sizes, before.tolist(), strict=True)]
+            if (length := begin + blend.length(left)) < end:
+                break
+        return int(length)

@@ -109,7 +109,7 @@ def measured_file() -> str:
         "operators": "\n".join(f"{name} = {each:.3g}" for name, each in seconds_an_element().items()),
         "alpha": latency,
         "call": max(0.0, gathered - latency),
-        "beta": 4 * (LONG // 8) / max(long - short, 1e-9),
+        "beta": 4 * (LONG // 8) / max(long - short, long / 2),  # most of a long one is no latency
     }
     return _FILE.format(**figures, dispatch=_dispatch(_FILE.format(**figures, dispatch=0.0), products))
 

@@ -10,6 +10,7 @@
 A composed time knows no order of collectives within a step, a composed memory no single moment: both are for ranking.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -183,7 +184,8 @@ def refusal(config: Config, composer: Composer) -> str | None:
     """Why a layout cannot be, in the first words of a message; None where it can."""
     problems = check(config)
     if problems:
-        return problems[0].message.split(":")[0].split(".")[0] if len(problems[0].keys) < 2 else _of(problems[0].keys)
+        keys, message = problems[0].keys, problems[0].message
+        return _of(keys) if len(keys) > 1 else re.split(r"[:.](?!\S)", message)[0]
     try:
         composer.live(config, 0)
     except LayoutError:

@@ -1,6 +1,6 @@
 """One rank's training step: all that decides about its traffic, and what follows from it at once. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -53,10 +53,6 @@ class Step:
     def chunks(self) -> list[list[Unit]]:
         """The units of each chunk of this rank's stage."""
         return chunks_of_stage(self.architecture, self.parallel, self.place["pp"])
-
-    def count(self, which: Callable[[Unit], bool]) -> int:
-        """Such units on this stage."""
-        return sum(which(unit) for chunk in self.chunks for unit in chunk)
 
     @cached_property
     def weights(self) -> dict[str, list[Local]]:
