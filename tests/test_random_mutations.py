@@ -12,6 +12,7 @@ from colonnade.drawing.scale import percent
 from tests.distributed import run_on_ranks
 from tests.random_mutations.changes import Change, drawn
 from tests.random_mutations.loaded import SOURCE, replace
+from tests.random_mutations.written import written
 
 ROOT = Path(__file__).parents[1]
 MODULE = '''"""A docstring, – with a sign of three bytes."""
@@ -53,6 +54,21 @@ def test_a_change_is_shown_as_the_lines_before_and_after() -> None:
     change = Change("sum.py", "Sum.of", 11, begin, begin + 6, "xs[:]")
     shown = change.shown(MODULE.encode())
     assert shown == "sum.py:11 Sum.of\n-         self.last = xs[1:]\n+         self.last = xs[:]"
+
+
+def test_changes_that_somebody_wrote_are_told_by_their_function_and_the_line_of_their_statement(tmp_path: Path) -> None:
+    (tmp_path / "sum.py").write_text(MODULE.replace("sum(xs, start=0)", "sum(\n            xs, start=0\n        )"))
+    changes = [("HELD = 1", "HELD = 2"), ("self.last = xs[1:]", "self.last = xs"), ("xs, start=0", "xs, start=1")]
+    listed = [{"name": "n", "file": "sum.py", "old": old, "new": new} for old, new in changes]
+    (tmp_path / "list.json").write_text(json.dumps(listed))
+    found = written(tmp_path / "list.json", tmp_path)
+    assert [(change.function, change.line) for change in found] == [("", 3), ("Sum.of", 11), ("Sum.of", 12)]
+    text = (tmp_path / "sum.py").read_text()
+    for change, (old, new) in zip(found, changes, strict=True):
+        assert change.applied(text.encode()).decode() == text.replace(old, new)
+    (tmp_path / "list.json").write_text(json.dumps([*listed, {"file": "sum.py", "old": "xs", "new": "ys"}]))
+    with pytest.raises(SystemExit, match=r"change 3: 'xs' stands 6 times in sum\.py"):
+        written(tmp_path / "list.json", tmp_path)
 
 
 def test_a_changed_function_is_called_by_all_that_had_imported_it_and_in_ranks() -> None:

@@ -2,10 +2,12 @@
 
     python -m tests.random_mutations --record                which tests execute which line: ten minutes on two cores
     python -m tests.random_mutations --number 400 --seed 7   a sample, at most one change a function: ten minutes
+    python -m tests.random_mutations --list FILE             of changes that somebody has written down
 
 `tests.mutations` holds mistakes that somebody thought of; this asks about those that nobody did.
 
     changes    the source of a function -> every simple change of one place
+    written    a list of changes of functions; what lies outside of them can only be tried by `tests.mutations`
     lines      which tests of the default suite execute a line, and how long each takes
     loaded     a changed function takes the place of the one that is loaded
     run        a session of pytest that has collected everything forks for each change, and runs the tests of its line

@@ -74,7 +74,7 @@ def drawn(path: Path, root: Path, draw: Random) -> Iterator[Change]:
     source = _Source(path.read_bytes())
     tree = ast.parse(source.content)
     meaning = ast.dump(tree)
-    for name, function in _functions(tree, ""):
+    for name, function in functions(tree):
         edits = list(_Edits(source).of(function))
         draw.shuffle(edits)
         for first, last, text in edits:
@@ -85,14 +85,14 @@ def drawn(path: Path, root: Path, draw: Random) -> Iterator[Change]:
                 break
 
 
-def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
     """Functions of a module and methods of its classes; what is defined within them is a part of them."""
     for child in ast.iter_child_nodes(node):
         match child:
             case ast.FunctionDef(name=name):
                 yield prefix + name, child
             case ast.ClassDef(name=name):
-                yield from _functions(child, f"{prefix}{name}.")
+                yield from functions(child, f"{prefix}{name}.")
 
 
 def _means_something_else(source: bytes, meaning: str) -> bool:
