@@ -136,6 +136,7 @@ def test_the_largest_stage_is_told_on_every_rank(corpus: TinyCorpus, tmp_path: P
             {"tp": 2, "dp": 4, "zero": 1, "sequence_parallel": True, "recompute": "full", "offload": True},
             "tp 2 × pp 1 × dp 4, ZeRO 1, sequence parallelism, full recomputation, offload",
         ),
+        ({"recompute": "selective"}, "tp 1 × pp 1 × dp 1, selective recomputation"),
     ],
 )
 def test_the_layout_in_words(keys: dict[str, Any], said: str) -> None:
@@ -345,20 +346,23 @@ def test_a_state_that_no_gpu_can_hold(corpus: TinyCorpus, tmp_path: Path) -> Non
 def test_each_rank_is_held_against_its_own_gpu(
     corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stages of a pipeline differ, and so may the GPUs; a CPU has its swap space."""
+    """Stages of a pipeline differ, and so may the GPUs; a CPU has its swap space. All tell the most that one takes."""
     config = tiny.config(corpus, tmp_path, "parallel.pp=2")
     needs, has = (100, 60), (141, 80)
 
-    def told_on_ranks(rank: int, device: str, has: Sequence[int]) -> str:
+    def told_on_ranks(rank: int, device: str, has: Sequence[int]) -> tuple[str, int]:
         mesh, opened = build_mesh(Layout(pp=2), rank), open_corpus(config)
         monkeypatch.setattr(banners, "free_memory", lambda _: (has[rank], has[rank]))
         monkeypatch.setattr(banners, "device_name", lambda _: "a GPU")
         own = Memory(parameters=needs[rank], gradients=0, optimizer=0, buffers=0, activations=90 * rank)
         decision = settle(config, opened.vocab_size, mesh.world, CPU)
-        return banner(config, mesh, torch.device(device), opened, decision, config, own).impossible
+        found = banner(config, mesh, torch.device(device), opened, decision, config, own)
+        return found.impossible, found.fields["memory_predicted"]
 
     def impossible(device: str, has: Sequence[int]) -> list[bool]:
-        return [bool(text) for text in run_on_ranks(lambda rank, _: told_on_ranks(rank, device, has), 2)]
+        found = run_on_ranks(lambda rank, _: told_on_ranks(rank, device, has), 2)
+        assert [predicted for _, predicted in found] == [60 + 90] * 2
+        return [bool(text) for text, _ in found]
 
     assert impossible("cuda", has) == [False, False]
     assert impossible("cuda", has[::-1]) == [True, False]

@@ -2,7 +2,8 @@
 
 import json
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -219,6 +220,17 @@ def test_a_table_has_both_numbers_and_how_many_times_too_much_was_predicted(tmp_
     assert lines[-1] == "Times are those of cpu."
 
 
+def test_where_no_traffic_was_predicted_the_table_has_none(tmp_path: Path) -> None:
+    predicted = {**WHOLE, "bytes_sent": None}
+    (tmp_path / comparison.PREDICTION).write_text(json.dumps(predicted))
+    measured = {"memory": {"total_bytes": 4}, "tokens_per_second": 1500.0, "bytes_sent": {"pp": 7}}
+    for ended in ({}, measured, {**measured, "bytes_sent": {}}):
+        table = shown(tmp_path, as_json=False)
+        assert "seconds a step" in table and "sent over" not in table
+        assert ("1,500" in table) == bool((tmp_path / comparison.COMPARISON).exists())
+        (tmp_path / comparison.COMPARISON).write_text(json.dumps(compared(predicted, ended or measured)))
+
+
 def test_one_rank_of_each_stage_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the others of the stage would find too, on the same cores."""
     asked, told = [], []
@@ -352,23 +364,41 @@ def test_a_start_that_trains_is_not_shown_beside_what_came_of_an_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until it ends; one that has nothing to do leaves the comparison as it was."""
-    config = tiny.config(tiny.make(tmp_path), tmp_path)
-    run, cpu = Path(config.run.folder), torch.device("cpu")
-    run.mkdir()
+    run, written = tmp_path / "run", tmp_path / "run" / comparison.COMPARISON
+    for steps in (0, 1):
+        with started(tmp_path, monkeypatch, steps):
+            assert not written.exists() and "has not come to its end yet" in shown(run, as_json=False)
+        found = json.loads(written.read_text())
+        assert found["tokens_per_second"] == {"predicted": 7.0, "measured": (9.0, 4.0)[steps]}
+
+
+def test_a_start_that_broke_off_has_no_comparison_unless_it_made_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = tmp_path / "run" / comparison.COMPARISON
+    for steps in (0, 1):
+        with pytest.raises(RuntimeError, match="broken off"), started(tmp_path, monkeypatch, steps):
+            raise RuntimeError("broken off")
+        assert written.exists() == (steps == 0)
+
+
+@contextmanager
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> Iterator[None]:
+    """A start of a run of which there is a comparison; it has made so many steps."""
+    run, cpu = tmp_path / "run", torch.device("cpu")
+    config = cast(Any, SimpleNamespace(run=SimpleNamespace(folder=run)))
+    run.mkdir(exist_ok=True)
     monkeypatch.setattr(comparison, "predict", lambda *_, **__: Memory(1, 0, 0, 0, 0, 0))
     monkeypatch.setattr(comparison, "prediction", lambda *_: WHOLE)
     corpus, decision = cast(Any, SimpleNamespace(vocab_size=5)), cast(Any, SimpleNamespace(products=None))
-    written, earlier = run / comparison.COMPARISON, json.dumps(compared(WHOLE, {"tokens_per_second": 9.0}))
-    for steps in (0, 1):
-        written.write_text(earlier)
-        watcher = comparison.Watcher(cast(Any, lambda *_: None), cast(Any, lambda *_: nullcontext()))
-        with watcher.within(config, 5, Mesh(), cpu):
-            watcher.banner(config, Mesh(), cpu, corpus, decision, config)
-            assert not written.exists() and "has not come to its end yet" in shown(run, as_json=False)
-            line = {"step": 1, "seconds": 2.0, "tokens_per_second": 4.0}
-            (run / "metrics.jsonl").write_text((json.dumps(line) + "\n") * steps)
-        found = json.loads(written.read_text())
-        assert found["tokens_per_second"] == {"predicted": 7.0, "measured": (9.0, 4.0)[steps]}
+    (run / comparison.COMPARISON).write_text(json.dumps(compared(WHOLE, {"tokens_per_second": 9.0})))
+    (run / "metrics.jsonl").unlink(missing_ok=True)
+    watcher = comparison.Watcher(cast(Any, lambda *_: None), cast(Any, lambda *_: nullcontext()))
+    with watcher.within(config, 5, Mesh(), cpu):
+        watcher.banner(config, Mesh(), cpu, corpus, decision, config)
+        line = {"step": 1, "seconds": 2.0, "tokens_per_second": 4.0}
+        (run / "metrics.jsonl").write_text((json.dumps(line) + "\n") * steps)
+        yield
 
 
 def test_a_folder_without_a_prediction(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ import pytest
 from colonnade.architecture.statement import Unit, Weight
 from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.schema import Config
+from colonnade.errors import LayoutError
 from colonnade.planner.compose import Composer, Kept, Work, _filling, _kind, _unit_work, _with_traffic
 from colonnade.planner.cost import Cost
 from colonnade.planner.hardware import hardware
 from colonnade.planner.kept import Handed
 from colonnade.planner.kept import Kept as OfAUnit
 from colonnade.planner.memory import buffer_bytes
-from colonnade.planner.unit_times import Costs, UnitCost, _cost
+from colonnade.planner.unit_times import Costs, UnitCost, _cost, unit_costs
 from tests.parity.runs import Case, Way, configured
 from tests.planner.once import units_timed_once
 
@@ -126,6 +127,19 @@ def test_micro_batches_live_as_long_as_their_schedule_keeps_them(
     assert tuple(composer().live(way, stage) for stage in (0, 1)) == live
 
 
+def test_each_schedule_keeps_its_own_micro_batches_whatever_was_looked_at_before() -> None:
+    found = composer()
+    assert [found.live(config(pp=2, schedule=each), 1) for each in ("1f1b", "zero_bubble", "gpipe")] == [1, 2, 8]
+
+
+def test_rounds_that_are_not_whole_are_refused_however_few_micro_batches_would_do() -> None:
+    way = config(pp=2, schedule="interleaved", virtual_stages=2)
+    odd = way.model_copy(update={"train": way.train.model_copy(update={"global_batch_size": 9})})
+    with pytest.raises(LayoutError, match="micro-batches"):
+        composer().live(odd, 0)
+    assert composer().live(way, 0) == 5
+
+
 @pytest.mark.parametrize(("zero", "more"), [(1, 0), (2, 20 * 100), (3, 24 * 100)])
 def test_memory_has_what_micro_batches_keep_and_what_is_gathered(zero: int, more: int) -> None:
     """Of the largest unit: under ZeRO 2 its gradients on their way, under ZeRO 3 its parameters too."""
@@ -140,6 +154,19 @@ def test_a_unit_keeps_what_it_makes_and_hands_on_and_no_more() -> None:
     assert _cost({"F": 1.0, "B": 2.0}, kept) == UnitCost(1.0, 2.0, 0.0, kept=137, handed=37, working=50)
     late = OfAUnit(100, (Handed(30),), forward=110, backward=40)
     assert _cost({"F": 1.0, "B": 2.0, "W": 3.0}, late) == UnitCost(1.0, 2.0, 3.0, kept=130, handed=30, working=40)
+
+
+def test_units_cost_what_they_do_under_the_options_of_their_layers() -> None:
+    """Of a stream that is cut along the sequence half is handed on; documents that are kept apart take a mask."""
+
+    def block(**keys: Any) -> UnitCost:
+        parallel = config(tp=2, **keys.pop("parallel", {}))
+        found = parallel.model_copy(update={"data": parallel.data.model_copy(update=keys)})
+        return unit_costs(found, 64, Cost(A100, 2), "cuda").units["block"]
+
+    whole, cut = block(), block(parallel={"sequence_parallel": True})
+    assert (cut.handed, cut.kept < whole.kept) == (whole.handed / 2, True)
+    assert block(documents="separate").kept > whole.kept
 
 
 # --- what a step sends ------------------------------------------------------------------------------------------------
@@ -191,6 +218,25 @@ def test_between_stages_a_message_goes_there_and_one_back(monkeypatch: pytest.Mo
 
 
 # --- what a stage has -------------------------------------------------------------------------------------------------
+
+
+def test_chunks_go_to_the_stages_in_turn() -> None:
+    stages = composer()._units(((1, 2, 3, 2), 2))
+    assert [[unit.name.removeprefix("blocks.") for unit in units] for units in stages] == [
+        ["embedding", "2", "3", "4"],
+        ["0", "1", "5", "head"],
+    ]
+
+
+def test_a_model_is_cut_by_time_into_as_many_chunks_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it was cut into fewer before. The head takes as long as three blocks."""
+    each = {"embedding": 1.0, "block": 2.0, "head": 6.0}
+    costs = {kind: UnitCost(seconds, 0.0, 0.0, 0, 0, 0) for kind, seconds in each.items()}
+    monkeypatch.setattr(Composer, "_costs", lambda *_: Costs(costs, {}))
+    found = composer()
+    virtual = {"pp": 2, "schedule": "interleaved", "virtual_stages": 2}
+    ways = [list(found.ways_to_cut(config(**keys)))[-1] for keys in ({"pp": 2}, {"pp": 3}, virtual)]
+    assert [way["cuts"] for way in ways] == [(5, 3), (4, 3, 1), (3, 2, 2, 1)]
 
 
 def test_weights_of_a_stage_count_once_and_those_that_are_frozen_not_at_all() -> None:

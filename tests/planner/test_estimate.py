@@ -183,6 +183,8 @@ def test_a_message_to_the_next_stage_takes_its_time() -> None:
 def test_stages_of_a_kind_are_walked_once() -> None:
     config = configuration(Way(pp=4, micro_batch_size=1), replace(PLAIN, num_layers=10))
     assert stage_kinds(trained_architecture(config, 37), config.parallel) == [0, 1, 1, 3]
+    way = Way(pp=4, micro_batch_size=1, schedule="interleaved", virtual_stages=2, cuts=(2, 1, 1, 1, 1, 2, 1, 3))
+    assert stage_kinds(trained_architecture(config, 37), configuration(way).parallel) == [0, 1, 2, 3], "a second chunk"
 
 
 # --- a whole estimate -------------------------------------------------------------------------------------------------

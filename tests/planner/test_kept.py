@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.statement import Unit
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
@@ -16,7 +17,7 @@ from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.model.stack import Stack
 from colonnade.pipeline.carry import Carry, backward_from, leaves
 from colonnade.planner.example import example_inputs
-from colonnade.planner.kept import Kept, kept_of, most_of
+from colonnade.planner.kept import Deferred, Kept, kept_of, most_of
 from colonnade.planner.live import LiveTensors
 from colonnade.planner.stand_in import META, StandIn
 from colonnade.tasks.tasks import TASKS
@@ -24,6 +25,7 @@ from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.state import DTYPES
 from tests.blocks import LLAMA_BLOCK
 from tests.distributed import run_on_ranks
+from tests.parity.runs import Case, Way, configured
 
 VOCAB, SEQ_LENGTH, BATCH = 50, 16, 3
 MODELS: list[dict[str, Any]] = [
@@ -197,6 +199,18 @@ def test_what_units_share_of_separate_documents(attention_dropout: float) -> Non
         "block": BATCH * SEQ_LENGTH**2,
         "head": 0,
     }
+
+
+def test_what_has_no_backward_leaves_nothing_behind() -> None:
+    """Nor does the first block that is trained make a gradient of what it reads."""
+    case, way = Case(drop=0.0, precision="bf16", parts="upper", num_layers=3, tied=False), Way(micro_batch_size=2)
+    config = configured(case, way)
+    stated = trained_architecture(config, VOCAB)
+    kept = kept_of(config.model, config.parallel, config.train, vocab_size=VOCAB, device="cpu", architecture=stated)
+    embedding, frozen, first, other, _ = (kept[unit.kind] for unit in stated.units)
+    for each in (embedding, frozen):
+        assert (each.inside, each.backward, each.deferred) == (0, 0, Deferred())
+    assert [each.unread for each in (frozen, first, other)] == [(0,), (0,), ()], "places that get no gradient"
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])

@@ -17,6 +17,7 @@ from colonnade.architecture.families import architecture_of
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig, TrainConfig
 from colonnade.data.loader import Batch
+from colonnade.kernels.choice import BF16_UNITS, WIDENED, Products
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.planner.memory import Memory, buffer_bytes, rank_memory, resident
@@ -278,6 +279,15 @@ def test_gradients_that_cross_ranks_in_16_bits_take_a_copy() -> None:
     )
     found = measured(run, paper_mesh(Layout(dp=2), 0))  # on paper the copy is gone at once
     assert found.buffers <= narrow.buffers < wide.buffers + narrow.parameters
+
+
+def test_operands_that_the_chosen_kernels_widen_are_there_while_they_run() -> None:
+    """And are kept for backward; whatever this processor would choose by itself."""
+    run = config({}, train={"precision": "bf16"})
+    widened, as_they_are = (
+        predict(run, VOCAB, stage=0, device=CPU, products=Products(bf16=kernels)) for kernels in (WIDENED, BF16_UNITS)
+    )
+    assert widened.operators > as_they_are.operators and widened.state == as_they_are.state
 
 
 def test_ranks_that_really_talk() -> None:

@@ -76,13 +76,46 @@ def test_a_collective_is_waited_for_where_its_result_is_needed() -> None:
     assert (one.ranks, one.entry.operation, one.entry.bytes) == ((0, 1, 2, 3), "all_reduce", 24)
 
 
+def test_what_a_gather_fills_is_there_until_it_is_waited_for() -> None:
+    """Beside what was put in, whoever else has let go of both."""
+    with StandIn("cuda") as place, Recorder(place) as recorder:
+        ledger = paper_mesh(Layout(dp=4), 0).ledger
+        transport = TracingTransport("dp", (0, 1, 2, 3), 0, ledger, recorder)
+        for begin, put_in, filled in (
+            (transport.all_gather_into_, 4, 16),
+            (transport.reduce_scatter_into_, 16, 4),
+        ):
+            pending = begin(made(filled).zero_(), made(put_in).zero_(), call_site())
+            assert recorder.bytes.total() == 4 * (4 + 16)
+            pending.wait()
+            assert recorder.bytes.total() == 0
+
+
+def test_what_the_device_makes_with_what_lies_in_cpu_memory_lies_on_the_device() -> None:
+    """A copy of it, and a product with a number of it."""
+    with StandIn("cuda") as place, Recorder(place):
+        device, host = made(4).zero_(), made(4).zero_().cpu()
+        device.copy_(host)
+        scaled, both = device * made().zero_().cpu(), host * 2.0
+        assert [place.is_on_host(each) for each in (device, host, scaled, both)] == [False, True, False, True]
+
+
 def test_what_is_expanded_is_read_once() -> None:
-    """As a bias [n, s, s] of scores [b, n, s, s]."""
+    """As a bias [n, s, s] of scores [b, n, s, s]; also where one as large as the scores was read before."""
     with StandIn("cpu") as place, Recorder(place) as recorder:
         bias, scores = torch.empty(2, 5, 5, device=META), torch.empty(4, 2, 5, 5, device=META)
+        torch.add(torch.empty_like(scores), scores)
         torch.add(bias.expand(4, 2, 5, 5), scores)
-    (add,) = (each for each in recorder.sections[0].operators if each.name == "add")
+    large, add = (each for each in recorder.sections[0].operators if each.name == "add")
+    assert large.bytes == 4 * 3 * 4 * 2 * 5 * 5
     assert add.bytes == 4 * (2 * 5 * 5 + 2 * 4 * 2 * 5 * 5)
+
+
+def test_a_whole_number_and_one_with_a_point_make_what_they_make_of_each_tensor() -> None:
+    with StandIn("cpu") as place, Recorder(place):
+        tokens = made(3, dtype=torch.int64)
+        found = [(tokens * number).dtype for number in (2, 2.0, 1, True, 1.0)]
+    assert found == [torch.int64, torch.float32, torch.int64, torch.int64, torch.float32]
 
 
 def made(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -109,6 +142,10 @@ def of(call: Callable[[], object]) -> Operator:
         (
             lambda: torch.addmm(made(7), made(3, 5), made(5, 7)),
             ("addmm", 210, 4 * (7 + 15 + 35 + 21), "float32", (1, 3, 7, 5)),
+        ),
+        (
+            lambda: made(3, 7).addmm_(bf16(3, 5), bf16(5, 7)),
+            ("addmm_", 210, 4 * 21 + 2 * (15 + 35) + 4 * 21, "bfloat16", (1, 3, 7, 5)),
         ),
         (
             lambda: made(2, 3, 7).baddbmm_(made(2, 3, 5), made(2, 5, 7)),

@@ -15,7 +15,7 @@ from colonnade.kernels.choice import Kernels, Products
 from colonnade.mesh.ledger import Entry
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.pipeline.schedule import Action
-from colonnade.planner.memory import Memory
+from colonnade.planner.memory import Memory, rank_memory
 from colonnade.planner.operators import Operator, Recorder, Section
 from colonnade.planner.paper import Walk, steady, walk
 from colonnade.planner.stand_in import StandIn
@@ -188,6 +188,18 @@ def test_memory_is_what_a_real_step_takes(job: Job) -> None:
     _, measured = measure(state, step)
     found = on_paper(case, way).memory
     check_memory(found, measured)
+
+
+@pytest.mark.parametrize(("zero", "offload"), [(1, True), (2, False), (3, True), (3, False)])
+def test_what_ranks_share_of_a_state_is_put_down_to_its_kind(zero: Literal[1, 2, 3], offload: bool) -> None:
+    """As the plan of memory has it. At its peak a step has what it gathers, too."""
+    case, way = replace(PLAIN, precision="bf16"), Way(dp=2, zero=zero, offload=offload, micro_batch_size=2)
+    config, found = configured(case, way), on_paper(case, way, device="cuda")
+    planned = rank_memory(config.model, config.parallel, config.train, vocab_size=case.vocab_size, device="cuda")
+    check_memory(found.memory, replace(planned, operators=found.memory.operators))
+    always = planned.parameters + planned.gradients + planned.optimizer
+    assert (found.memory.buffers > 0) == (zero >= 2)
+    assert found.peak.bytes >= always + found.memory.buffers
 
 
 def test_arithmetic_is_what_torch_counts() -> None:

@@ -171,6 +171,7 @@ def test_the_memory_of_a_search_is_in_gb(
         (["--memory", "80"], "--memory limits a rank in a search. Give --search too"),
         (["--hardware", "h100", "--search", "--memory", "-1"], "--memory -1 is no size"),
         (["--hardware", "h100", "--search", "--memory", "nan"], "--memory nan is no size"),
+        (["--hardware", "h100", "--search", "--memory", "inf"], "--memory inf is no size"),
         (["--hardware", "h100", "--search", "--draw"], "--draw draws the pipeline of one configuration"),
         (["--hardware", "h100", "--search", "--measure"], "--measure weighs the cuts of one configuration"),
         (["--check", "run"], "--check takes all from the run"),
@@ -186,6 +187,53 @@ def test_mistakes_are_one_message(
 ) -> None:
     assert run(monkeypatch, config, *arguments) == cli.USER_MISTAKE
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--draw", "--measure", "--search", "--output=a.svg", "--hardware=h100", "--ranks=2", "--memory=80"],
+)
+def test_a_check_of_a_run_takes_nothing_of_a_plan(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--check", "run", option) == cli.USER_MISTAKE
+    assert "--check takes all from the run. Of the other options only --json goes with it" in capsys.readouterr().err
+
+
+def test_what_is_written_replaces_neither_the_configuration_nor_the_machine(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = tmp_path / "machine.toml"
+    machine.write_text("mine")
+    for output in (config, str(machine)):
+        assert run(monkeypatch, config, "--search", "--hardware", str(machine), "--output", output) == cli.USER_MISTAKE
+        assert f"{output} is among what this command is given" in capsys.readouterr().err
+    assert (machine.read_text(), Path(config).read_text()) == ("mine", CONFIG)
+
+
+def test_what_is_frozen_is_less_work_of_its_stage(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shares = []
+    for keys in ([], ['parts.frozen=["embedding*", "blocks.0.*"]']):
+        assert run(monkeypatch, config, *keys, "--json") == 0
+        shares.append([stage["work_of_mean"] for stage in json.loads(capsys.readouterr().out)["stages"]])
+    whole, partly = shares
+    assert partly[0] < 0.7 * whole[0] and all(one > other for one, other in zip(partly[1:], whole[1:], strict=True))
+
+
+@pytest.mark.parametrize("options", [[], ["--search", "--ranks", "1"]], ids=["a plan", "a search"])
+def test_json_is_one_object_where_there_is_a_page_too(
+    config: str,
+    tmp_path: Path,
+    options: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = tmp_path / "plan.html"
+    small = ["parallel.pp=1", "model.num_layers=1", "train.global_batch_size=2", "--hardware", "cpu"]
+    assert run(monkeypatch, config, *small, *options, "--html", str(page), "--json") == 0
+    assert isinstance(json.loads(capsys.readouterr().out), dict) and page.read_text().startswith("<!doctype html>")
 
 
 def test_the_drawing_needs_no_torch(config: str) -> None:

@@ -1,6 +1,7 @@
 """What `plan` says of each kind of rank: the sums of the planner's parts, and the paper's numbers where it has some."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from colonnade.config.schema import Config
 from colonnade.mesh.layout import Layout
 from colonnade.planner import ranks
 from colonnade.planner.memory import Memory, rank_memory
+from colonnade.planner.paper import walk
 from colonnade.planner.ranks import (
     RankKind,
     RankPlan,
@@ -201,6 +203,17 @@ def test_words_of_a_table_stand_to_the_left_and_numbers_to_the_right() -> None:
         "    0  pp     send            1  1.00 kB",
         "    0  world  all_reduce     12  2.00 kB",
     ]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_sent_is_what_a_step_on_that_device_sends(device: str) -> None:
+    """A GPU computes more of the loss at once, in fewer collectives."""
+    keys = ["num_layers=1", "hidden_size=64", "num_heads=2", "seq_length=4096"]
+    more = ["parallel.tp=2", "parallel.dp=1", "train.micro_batch_size=4", "train.global_batch_size=4"]
+    settings = load(EXAMPLES / "gpt2-355m.toml", [*(f"model.{each}" for each in keys), *more, f"train.device={device}"])
+    (kind,) = plan_run(settings, 65_536).kinds
+    sent = Counter((entry.operation, entry.axis) for entry in walk(settings, 65_536, 0).entries)
+    assert {key: times for key, (times, _) in kind.traffic.items()} == sent and sent["all_gather", "tp"] > 0
 
 
 @pytest.mark.parametrize("parts", ["all", "upper"])

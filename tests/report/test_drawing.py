@@ -109,6 +109,12 @@ def test_numbers_far_apart_have_colours_by_powers_of_ten(lowest: float, highest:
     assert ('data-log="1"' in page, " log<" in page) == (is_log, is_log)
 
 
+@pytest.mark.parametrize("values", [(1.0, 2.0, 3.0, 4.0), (20.0, 200.0, 2e3, 2e4)], ids=["evenly", "by powers of ten"])
+def test_colours_go_from_the_lowest_number_to_the_highest(values: tuple[float, ...]) -> None:
+    page = str(drawn([{"step": step, "updates": {"blocks.0": value}} for step, value in enumerate(values, 1)]))
+    assert png(np.array([[0, 84, 169, 253]], dtype=np.uint8)) in page
+
+
 def test_a_whole_number_that_no_float_can_hold_is_a_gap() -> None:
     (heat,) = heats([{"step": step, "updates": {"a": value}} for step, value in ((1, 1), (2, 10**400), (3, 3.0))])
     assert heat.table[0, 0] == 1.0 and math.isnan(heat.table[0, 1]) and heat.table[0, 2] == 3.0

@@ -112,6 +112,14 @@ def test_a_number_of_steps_that_is_none_is_not_known(tmp_path: Path, steps: str)
     assert read_run(folder).planned == 0
 
 
+def test_a_configuration_is_read_without_its_credentials(tmp_path: Path) -> None:
+    """Also without a key that has slashes, which is one as long as it is known where it is."""
+    folder = written.run(tmp_path / "r", steps=4)
+    (folder / "config.toml").write_text('[data]\ntrain = "s3://me:top/secret@bucket/tokens?token=alsosecret"\n')
+    train = read_run(folder).config["data"]["train"]
+    assert train.startswith("s3://") and "bucket/tokens" in train and "secret" not in train
+
+
 def test_files_that_are_missing(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     folder.mkdir()

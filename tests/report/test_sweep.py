@@ -113,6 +113,8 @@ def test_each_kind_of_mark_in_a_strip_is_named(tmp_path: Path, task: str, keys: 
     assert [html.unescape(each) for each in re.findall(r"</i>([^<]+)</span>", legend)] == keys
     theirs = [strip.count('class="theirs"') for strip in text.split('class="strip"')[1:]]
     assert theirs == [6 if task == "mnli" else 0] * 2
+    places = re.findall(r'class="(?:dot|median|theirs)" style="left:(.*?)%', text)
+    assert len(places) == 2 * (2 + theirs[0]) and all(0 < float(place) < 100 for place in places)
 
 
 def test_points_that_have_failed_stand_out_among_those_that_have_not(sweep: Path) -> None:
@@ -217,6 +219,8 @@ def test_a_setting_of_one_run_has_no_range(tmp_path: Path) -> None:
     folder = write(tmp_path / "s", [point(1e-5, 1, 0.8, step=12_345)], task="rte")
     settings, points = sweep_page(read_sweep_folder(folder)).split("<h2>Points")
     assert cells(settings)[-1] == ["1e-05", "1", "0.8000", "0.2000", "", ""]
+    (row,) = csv.DictReader(as_csv(read_sweep_folder(folder)).splitlines())
+    assert [row[f"accuracy {what}"] for what in ("median", "lowest", "highest", "deviation")] == ["0.8"] * 3 + [""]
     assert cells(points)[-1][1:3] == ["finished", "12,345"]
 
 

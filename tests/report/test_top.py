@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from colonnade.report.charts import charts, final
-from colonnade.report.page import page, seconds_left
+from colonnade.report.page import page, seconds_left, state_of
 from colonnade.report.record import read_run
+from colonnade.train.divergence import BY_HAND
 from tests.report import written
 from tests.report.test_page import shown, under_way
 
@@ -124,3 +127,14 @@ def test_of_several_runs_the_details_of_each_are_a_click_away(tmp_path: Path) ->
     runs = [read_run(written.run(tmp_path / name, steps=3)) for name in ("first", "second")]
     folded = [page(each).count("thermometers, memory, profile, events, configuration") for each in (runs[:1], runs)]
     assert folded == [0, 2]
+
+
+@pytest.mark.parametrize("end", ["finished", "interrupted", "diverged"])
+def test_a_run_that_was_set_back_by_hand_is_as_it_was_until_it_is_started(tmp_path: Path, end: str) -> None:
+    folder, states = written.run(tmp_path / "r", steps=3), list[str]()
+    events: list[dict[str, Any]] = [{"event": "started"}, {"event": end, "step": 3}]
+    for more in ({"event": "rolled back", "to": 2, "reason": BY_HAND}, {"event": "resumed", "step": 2}):
+        events.append(more)
+        (folder / "events.jsonl").write_text(written.lines(events))
+        states.append(state_of(read_run(folder)))
+    assert states == [end, "running"]

@@ -198,10 +198,15 @@ def _damaged(run: Path, name: str, why: str) -> ConfigError:
 def _is_comparison(found: dict[str, Any]) -> bool:
     """Whether all is there that `_rows` shows."""
     memory, sent = found.get("memory"), found.get("bytes_sent")
-    pairs = [found.get("tokens_per_second"), found.get("seconds_per_step")]
-    pairs.append(memory.get("total_bytes") if isinstance(memory, dict) else None)
-    pairs += sent.values() if isinstance(sent, dict) and not _is_pair(sent) else [sent]
-    return all(map(_is_pair, pairs))
+    if not isinstance(memory, dict) or not isinstance(sent, dict):
+        return False
+    pairs = [found.get("tokens_per_second"), found.get("seconds_per_step"), memory.get("total_bytes")]
+    return all(map(_is_pair, [*pairs, *(() if _is_unpredicted(sent) else sent.values())]))
+
+
+def _is_unpredicted(sent: dict[str, Any]) -> bool:
+    """Whether nothing was predicted of what is sent, by axis, whatever was measured."""
+    return sent.get("predicted", 0) is None
 
 
 def _is_pair(each: object) -> bool:
@@ -218,7 +223,7 @@ def _rows(found: dict[str, Any]) -> Iterator[list[str]]:
     yield _row("memory of rank 0", memory["total_bytes"], amount)
     yield _row("tokens/s", found["tokens_per_second"], lambda value: f"{value:,.0f}")
     yield _row("seconds a step", found["seconds_per_step"], lambda value: f"{value:.4g}")
-    for axis, each in sorted(sent.items()) if "measured" not in sent else ():  # nothing was predicted of it
+    for axis, each in () if _is_unpredicted(sent) else sorted(sent.items()):
         yield _row(f"sent over {axis}, a step", each, amount)
 
 

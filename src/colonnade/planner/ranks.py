@@ -83,7 +83,7 @@ def plan_ranks(
     for stage in range(parallel.pp):
         memory = stage_memory(architecture, kept, parallel, train, stage=stage, device=device)
         rank = layout.rank_at(pp=stage, dp=0, tp=0)
-        step = Step(model, parallel, train, optimizer, vocab_size, rank, stated=architecture)
+        step = Step(model, parallel, train, optimizer, vocab_size, rank, cuda=device == "cuda", stated=architecture)
         kinds.setdefault((memory, tuple(totals(traffic(step)).items())), []).append(stage)
     return RankPlan(
         layout,
