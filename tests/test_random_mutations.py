@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from colonnade.drawing.scale import percent
 from tests.distributed import run_on_ranks
 from tests.random_mutations.changes import Change, drawn
 from tests.random_mutations.loaded import SOURCE, replace
+from tests.random_mutations.run import NOTICED, UNNOTICED, Session
 from tests.random_mutations.written import written
 
 ROOT = Path(__file__).parents[1]
@@ -81,6 +84,22 @@ def test_a_changed_function_is_called_by_all_that_had_imported_it_and_in_ranks()
 
     before, replaced, after = run_on_ranks(of_one_rank, 1)[0]
     assert replaced and before != after
+
+
+def test_who_fails_without_the_change_too_or_behind_other_tests_alone_notices_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    change, names = Change("a.py", "f", 1, 0, 1, "x"), ["t.py::notices", "t.py::fails", "t.py::behind[1]"]
+    lines: Any = SimpleNamespace(tests=lambda *_: [name.partition("[")[0] for name in names], seconds={})
+    session = Session([change], lines, 12.0, tmp_path / "verdicts")
+    session._items = {name.partition("[")[0]: [SimpleNamespace(nodeid=name)] for name in names}
+    failing = {(change, names[0]), (None, names[1]), (change, names[1])}
+    monkeypatch.setattr(
+        Session, "_outcome", lambda _, change, tests: NOTICED if (change, tests[0].nodeid) in failing else UNNOTICED
+    )
+    assert [session._notices(change, name) for name in [*names, "the process died"]] == [True, False, False, True]
+    session._passed_over[change].add(names[2])
+    assert [test.nodeid for test in session._tests(change)] == names[:1], "the rest is asked again"
 
 
 @pytest.mark.slow

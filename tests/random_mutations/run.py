@@ -1,4 +1,8 @@
-"""A plugin of a session that has collected the default suite: in place of running it, it forks for each change."""
+"""A plugin of a session that has collected the default suite: in place of running it, it forks for each change.
+
+A test that fails is run by itself, with the change and without any. If it fails behind other tests alone, or without
+the change too, as it may in a forked session or on a busy machine, it notices nothing: the rest is asked again.
+"""
 
 import gc
 import json
@@ -8,7 +12,8 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -47,6 +52,10 @@ class Session:
         self._changes, self._lines, self._seconds, self._file = changes, lines, seconds, file
         self._failed: list[str] = []
         self._items: dict[str, list[pytest.Item]] = {}
+        self._passes: dict[str, bool] = {}
+        """Whether a test that has failed for a change passes without any."""
+        self._passed_over: defaultdict[Change, set[str]] = defaultdict(set)
+        """Tests that failed for a change, and notice nothing of it."""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -58,24 +67,49 @@ class Session:
             self._items.setdefault(item.nodeid.partition("[")[0], []).append(item)
         gc.collect()
         gc.freeze()
-        running: list[_Asked] = []
-        for change in self._changes:
-            tests = self._tests(change)
-            if not tests:
-                self._write(Verdict(change, UNREACHED, 0))
-                continue
-            while len(running) == _PROCESSES:
-                running = self._still(running)
-            limit = 4 * sum(map(self._time, tests)) + 25
-            running.append(_Asked(change, len(tests), limit, partial(self._first_failure, change, tests)))
-        while running:
-            running = self._still(running)
+        left, running = list(reversed(self._changes)), list[_Asked]()
+        while left or running:
+            while left and len(running) < _PROCESSES:
+                running += self._asked(left.pop())
+            time.sleep(0.02)
+            verdicts = [each.verdict() for each in running]
+            running = [each for each, verdict in zip(running, verdicts, strict=True) if verdict is None]
+            for verdict in filter(None, verdicts):
+                if verdict.outcome == NOTICED and not self._notices(verdict.change, verdict.by):
+                    self._passed_over[verdict.change].add(verdict.by)
+                    left.append(verdict.change)
+                else:
+                    self._write(verdict)
         return True
+
+    def _asked(self, change: Change) -> Iterator["_Asked"]:
+        tests = self._tests(change)
+        if tests:
+            yield _Asked(change, len(tests), self._limit(tests), partial(self._first_failure, change, tests))
+        else:
+            self._write(Verdict(change, UNREACHED, 0))
+
+    def _notices(self, change: Change, test: str) -> bool:
+        """True of what is no test: the process died."""
+        items = [item for item in self._items.get(test.partition("[")[0], ()) if item.nodeid == test]
+        if items and test not in self._passes:
+            self._passes[test] = self._outcome(None, items) == UNNOTICED
+        return not items or (self._passes[test] and self._outcome(change, items) == NOTICED)
+
+    def _outcome(self, change: Change | None, tests: list[pytest.Item]) -> str:
+        asked = _Asked(self._changes[0], len(tests), self._limit(tests), partial(self._first_failure, change, tests))
+        while (verdict := asked.verdict()) is None:
+            time.sleep(0.02)
+        return verdict.outcome
+
+    def _limit(self, tests: Sequence[pytest.Item]) -> float:
+        return 4 * sum(map(self._time, tests)) + 25
 
     def _tests(self, change: Change) -> list[pytest.Item]:
         """Those of the module's own test file first, then the shortest, as many as there is time for."""
         names = self._lines.tests(change.file, change.line)
-        items = [item for name in names for item in self._items.get(name, ())]
+        items = [item for name in names for item in self._items.get(name, ()) if self._passes.get(item.nodeid, True)]
+        items = [item for item in items if item.nodeid not in self._passed_over[change]]
         own = f"/test_{Path(change.file).stem.strip('_')}.py::"
         chosen, left = [], self._seconds
         for item in sorted(items, key=lambda item: (own not in item.nodeid, self._time(item), item.nodeid)):
@@ -87,21 +121,14 @@ class Session:
     def _time(self, item: pytest.Item) -> float:
         return self._lines.seconds.get(item.nodeid, 0.0)
 
-    def _first_failure(self, change: Change, tests: list[pytest.Item]) -> tuple[str, str]:
-        if not replace(change):
+    def _first_failure(self, change: Change | None, tests: list[pytest.Item]) -> tuple[str, str]:
+        if change is not None and not replace(change):
             return IMPOSSIBLE, ""
         for item, following in zip(tests, [*tests[1:], None], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self._failed:
                 return NOTICED, self._failed[0]
         return UNNOTICED, ""
-
-    def _still(self, running: list["_Asked"]) -> list["_Asked"]:
-        time.sleep(0.02)
-        verdicts = [each.verdict() for each in running]
-        for verdict in filter(None, verdicts):
-            self._write(verdict)
-        return [each for each, verdict in zip(running, verdicts, strict=True) if verdict is None]
 
     def _write(self, verdict: Verdict) -> None:
         with self._file.open("a") as file:
