@@ -1328,8 +1328,8 @@ MUTATIONS = [
     Mutation(
         "the loss of 16-bit weights is known to few digits",
         "tensor_parallel/cross_entropy.py",
-        "apart=weight.dtype.itemsize == 2",
-        "apart=False",
+        "apart = fused or weight.dtype.itemsize == 2",
+        "apart = fused",
         ("tests/tensor_parallel/test_gradient_digits.py",),
     ),
     Mutation(

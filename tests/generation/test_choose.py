@@ -67,6 +67,12 @@ def test_the_nucleus_is_the_smallest_set(weights: list[float], top_p: float) -> 
     assert falling[: size - 1].sum() <= top_p * total * (1 + 1e-12)
 
 
+@pytest.mark.parametrize(("top_p", "size"), [(0.25, 1), (0.5, 1), (0.51, 2), (0.75, 2), (0.76, 3), (0.99, 3), (1.0, 3)])
+def test_a_nucleus_ends_with_the_token_that_reaches_its_share(top_p: float, size: int) -> None:
+    """Exactly too: here all shares are numbers of two bits."""
+    assert nucleus_size(np.array([2.0, 1.0, 1.0]), top_p) == size
+
+
 def test_the_nucleus_is_that_of_the_tokens_which_top_k_has_left() -> None:
     """The first has 4/10 of all, and 4/7 of the likeliest two."""
     logits = np.log([0.4, 0.3, 0.2, 0.1])

@@ -50,6 +50,17 @@ def test_a_line_that_is_no_conversation_is_told_by_its_number(tmp_path: Path, co
         read_conversations(file)
 
 
+@pytest.mark.parametrize("roles", ["user", "user assistant user", "system user", "system user assistant user"])
+def test_a_conversation_ends_with_what_is_to_be_answered(tmp_path: Path, roles: str) -> None:
+    file = tmp_path / "asked.jsonl"
+    messages = [{"role": role, "content": f"{role} {place}"} for place, role in enumerate(roles.split())]
+    file.write_text(json.dumps({"messages": messages}))
+    assert read_conversations(file) == [messages]
+    file.write_text(json.dumps({"messages": [*messages, {"role": "assistant", "content": "Me."}]}))
+    with pytest.raises(DataError, match="line 1: its last message is the assistant's: there is nothing to answer"):
+        read_conversations(file)
+
+
 @pytest.mark.parametrize(("read", "what"), [(read_prompts, "prompt"), (read_conversations, "conversation")])
 def test_a_file_that_cannot_be_read_is_one_message(tmp_path: Path, read: Callable[[Path], Any], what: str) -> None:
     with pytest.raises(DataError, match=f"none.jsonl cannot be read: No such file .* Name a file with a {what} a line"):

@@ -1,5 +1,6 @@
 """Tokens to text as they come: whole characters, ends, and where a document starts."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,9 @@ def test_half_a_character_at_the_end_does_not_run_into_the_next_text() -> None:
     half = TOKENIZER.encode("é")[:1]
     deltas = stream_text(as_generated(half) + as_generated(TOKENIZER.encode("a"), 1), TOKENIZER)
     assert [delta.text for delta in deltas] == ["\ufffd", "a"]
+    stopped = as_generated([*half, *prompt_tokens(TOKENIZER, "")], end="stop")
+    deltas = stream_text(stopped + as_generated(TOKENIZER.encode("a"), 1), TOKENIZER)
+    assert [delta.text for delta in deltas] == ["", "\ufffd", "a"], "nor where a control token ends it"
 
 
 def test_texts_of_whole_words_begin_anew_too(tmp_path: Path) -> None:
@@ -72,6 +76,15 @@ def test_every_text_shows_control_tokens_that_are_asked_for() -> None:
 def test_prompts() -> None:
     assert TOKENIZER.decode(prompt_tokens(TOKENIZER, "the cat")) == "the cat"
     assert prompt_tokens(TOKENIZER, "") == [TOKENIZER.end_of_document]
+
+
+def test_a_document_may_begin_behind_token_0() -> None:
+    """That is the end of documents of GPT-NeoX' tokenizer."""
+    content = json.loads(TOKENIZER.to_json())
+    (end,), others = content["added_tokens"], content["model"]["vocab"]
+    content["model"]["vocab"] = {end["content"]: 0, **{token: place + 1 for token, place in others.items()}}
+    end["id"] = 0
+    assert prompt_tokens(Tokenizer.from_json(json.dumps(content)), "") == [0]
 
 
 def test_an_empty_prompt_needs_an_end_of_document() -> None:

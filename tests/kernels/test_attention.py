@@ -229,8 +229,12 @@ def test_what_is_not_computed_again_is_kept() -> None:
 
 
 @pytest.mark.parametrize("slopes", [None, SLOPES])
-def test_computed_again_is_the_same_to_the_bit(slopes: list[float] | None) -> None:
-    keep, grad, drawings = some_mask(0.125), drawn(B, N, S, D, seed=9), []
+@pytest.mark.parametrize(
+    ("dtype", "kernel"), [(torch.float64, "blas"), (torch.bfloat16, "blas"), (torch.bfloat16, "native")], ids=str
+)
+def test_computed_again_is_the_same_to_the_bit(dtype: torch.dtype, kernel: Kernel, slopes: list[float] | None) -> None:
+    keep, grad, drawings = some_mask(0.125), drawn(B, N, S, D, seed=9).to(dtype), []
+    products = Products(bf16=Kernels(attention=kernel))
 
     def draw() -> Tensor:
         drawings.append(1)
@@ -238,8 +242,8 @@ def test_computed_again_is_the_same_to_the_bit(slopes: list[float] | None) -> No
 
     results = []
     for recompute in (False, True):
-        qkv = heads()
-        y = attend_with_dropout(*qkv, draw, 0.125, mask=Mask(slopes=slopes), recompute=recompute)
+        qkv = heads(dtype)
+        y = attend_with_dropout(*qkv, draw, 0.125, mask=Mask(slopes=slopes), recompute=recompute, products=products)
         results.append((y, *torch.autograd.grad(y, qkv, grad)))
     assert len(drawings) == 3, "once, and then once forward and once backward"
     assert all(torch.equal(kept, again) for kept, again in zip(*results, strict=True))

@@ -717,7 +717,9 @@ def test_they_are_compiled_once_for_a_processor_and_a_torch(
     assert unloaded[0] == unloaded[1] != unloaded[2] and {file.parent for file in unloaded} == {cache}
     monkeypatch.setattr(torch, "__version__", "9.9")
     assert compiled.prepare(cache, "one") == "" and unloaded[3] not in unloaded[:3]
-    assert len((tmp_path / "bin/count").read_text().split()) == 3
+    monkeypatch.setattr(compiled, "FLAGS", (*compiled.FLAGS, "-g"))
+    assert compiled.prepare(cache, "one") == "" and unloaded[4] not in unloaded[:4], "nor with other flags"
+    assert len((tmp_path / "bin/count").read_text().split()) == 4
     assert sorted(cache.iterdir()) == sorted(set(unloaded)), "nothing else is left"
 
 
@@ -725,6 +727,7 @@ def test_they_are_compiled_once_for_a_processor_and_a_torch(
     ("script", "why"),
     [
         ('echo "a.cpp:3: error: no such thing" >&2; exit 1', "failed: a.cpp:3: error: no such thing"),
+        ("printf '\\377: error: no such thing' >&2; exit 1", "failed: \ufffd: error: no such thing"),
         ("exit 3", "failed: no message"),
         ("sleep 20", "did not end within 1 seconds"),
     ],

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -164,6 +165,12 @@ def test_several_processors_get_what_suits_the_one_that_likes_it_least() -> None
     del other["forward"]["native"]  # not exact there
     assert chosen([one, other], WIDENED).forward == "blas"
     assert chosen([other, one], WIDENED).forward == "blas", "in whatever order they are"
+
+
+@pytest.mark.parametrize("usual", [WIDENED, BF16_UNITS])
+def test_what_was_not_measured_keeps_the_usual_kernel(usual: Kernels) -> None:
+    found = chosen([{"forward": {"blas": 2.0, "native": 3.0, "onednn": 1.0}}], usual)
+    assert found == replace(usual, forward="onednn")
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16], ids=str)

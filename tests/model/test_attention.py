@@ -13,6 +13,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.model.attention import Attention
 from colonnade.tensor_parallel.parallel import Parallel
+from tests.blocks import LLAMA_BLOCK
 from tests.distributed import run_on_ranks
 from tests.tensor_parallel.shards import assert_gradients, drawn, load_shards_
 
@@ -119,3 +120,18 @@ def test_no_dropout_without_masks() -> None:
     assert not torch.allclose(attention(x, 0, masks), attention(x, 0, None))
     attention.drop = 0.0
     assert torch.equal(attention(x, 0, masks), attention(x, 0, None))
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_a_rank_caches_the_heads_of_keys_that_its_queries_use(tp_size: int) -> None:
+    """A share of them, or the one of which other ranks have a copy; what it attends to is the same as without."""
+    model = ModelConfig(**LLAMA_BLOCK, hidden_size=HIDDEN, num_heads=N, num_key_value_heads=2)
+    for rank in range(tp_size):
+        attention = Attention(model, Parallel(paper_mesh(Layout(tp=tp_size), rank).tp)).double()
+        with torch.no_grad():
+            for place, weight in enumerate(attention.parameters()):
+                weight.copy_(drawn(*weight.shape, seed=place))
+            x, cache = drawn(S, 1, HIDDEN, seed=7), attention.empty_cache(S)
+            assert cache.keys.shape == cache.values.shape == (1, max(1, 2 // tp_size), S, D)
+            pieces = [attention(part, 0, None, cache) for part in (x[:4], x[4:5], x[5:])]
+            torch.testing.assert_close(torch.cat(pieces), attention(x, 0, None), rtol=1e-12, atol=1e-12)

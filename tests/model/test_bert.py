@@ -3,6 +3,7 @@
 The post-norm order is `BertForPreTraining`'s, the pre-norm order `MegatronBertForPreTraining`'s.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,13 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.config.model import ModelConfig
-from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.model.bert import BERT, BertInputs
-from colonnade.model.bert_labels import SoftLabels, label_divergences
+from colonnade.model.bert_labels import LabelBERT, LabelInputs, SoftLabels, label_divergences, label_losses
+from colonnade.model.bert_spans import SpanBERT
 from colonnade.model.initialize import initialize_
+from colonnade.tensor_parallel.distillation import SoftTargets
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
+from tests.distributed import run_on_ranks
 from tests.model.theirs import joined
+from tests.tensor_parallel.shards import drawn
 
 transformers = pytest.importorskip("transformers")
 
@@ -167,6 +173,10 @@ def test_logits_losses_and_gradients_are_hugging_faces(name: str) -> None:
     torch.testing.assert_close(
         bert.head.pair_logits(bert.head.normed(x)), output.seq_relationship_logits, rtol=1e-10, atol=1e-12
     )
+    told, likelier = bert.head.tell_order(x, given.pair_labels)
+    theirs_of_pairs = nn.functional.cross_entropy(output.seq_relationship_logits, given.pair_labels, reduction="none")
+    torch.testing.assert_close(told, theirs_of_pairs, rtol=1e-10, atol=1e-12)
+    assert torch.equal(likelier, output.seq_relationship_logits.argmax(-1) == given.pair_labels)
     every, hits = bert.head.guesses(x, given.labels)
     right = output.prediction_logits.argmax(-1).t() == given.labels
     torch.testing.assert_close(every[given.real], losses.view(B, S).t()[given.real], rtol=1e-10, atol=1e-12)
@@ -246,3 +256,98 @@ def test_what_a_teacher_says_of_labels_is_compared_in_fp32() -> None:
     ).sum(-1)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
     assert found.dtype is torch.float32
+
+
+@pytest.mark.parametrize("built", [LabelBERT, SpanBERT])
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_heads_read_a_wide_stream_in_the_type_of_their_weights(
+    norm_position: str, built: type[LabelBERT | SpanBERT]
+) -> None:
+    """A post-norm model has no norm there that would narrow it."""
+    head = "classification" if built is LabelBERT else "spans"
+    shape = {**SHAPE, "norm_position": norm_position, "head": head, "num_labels": 3 if built is LabelBERT else None}
+    bert = built(ModelConfig.model_validate({**shape, "fp32_residual": True}), VOCAB, Parallel(Mesh().tp))
+    initialize_(bert, Mesh().tp, 1)
+    x = torch.randn(S, B, 36, generator=torch.Generator().manual_seed(0))
+    found = bert.bfloat16().head.predict(x)
+    assert found.dtype is torch.bfloat16
+    if norm_position == "post":
+        assert torch.equal(found, bert.head.predict(x.bfloat16()))
+
+
+@pytest.mark.parametrize("logits", [(5.0, 4.0), (4.0, 5.0), (-5.0, -4.0), (-4.0, -5.0), (-1.0, 1.0)])
+def test_the_likelier_order_of_two_texts_is_told(logits: tuple[float, float]) -> None:
+    head = BERT(MODELS["pre"], VOCAB, Parallel(Mesh().tp)).double().head
+    for weight in head.parameters():
+        weight.data.zero_()
+    head.order.bias.data.copy_(torch.tensor(logits))
+    labels = torch.tensor([0, 1, 1])
+    losses, likelier = head.tell_order(drawn(S, B, 36, seed=1), labels)
+    assert likelier.tolist() == [label == logits.index(max(logits)) for label in labels.tolist()]
+    expected = nn.functional.cross_entropy(torch.tensor([logits] * B).double(), labels, reduction="none")
+    torch.testing.assert_close(losses, expected, rtol=1e-12, atol=0.0)
+
+
+def test_the_output_bias_learns_from_labels_and_from_a_teacher() -> None:
+    bert = BERT(MODELS["post"], VOCAB, Parallel(Mesh().tp)).double()
+    initialize_(bert, Mesh().tp, 1)
+    bert.head.bias.data.copy_(drawn(VOCAB, seed=1))
+    given, x, theirs = inputs(torch.Generator().manual_seed(0)), drawn(S, B, 36, seed=2), drawn(VOCAB, 7, seed=3)
+    soft = SoftTargets(drawn(S, B, seed=4).abs(), 2.0, drawn(S, B, 7, seed=5), theirs)
+    masked, _ = bert.head(x, replace(given, soft=soft))
+    masked.backward()
+
+    assert given.labels is not None and given.loss_weights is not None and soft.hidden is not None
+    bias = bert.head.bias.detach().clone().requires_grad_()
+    logits = bert.head.read_by_output(x).detach() @ bert.embedding.tokens.weight.detach().t() + bias
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1), given.labels.flatten(), reduction="none").view(S, B)
+    q, p = (soft.hidden @ theirs.t() / 2.0).softmax(-1), (logits / 2.0).log_softmax(-1)
+    divergences = nn.functional.kl_div(p, q, reduction="none").sum(-1)
+    expected = (losses * given.loss_weights + divergences * soft.weights).sum()
+    expected.backward()
+    torch.testing.assert_close(masked, expected, rtol=1e-12, atol=0.0)
+    torch.testing.assert_close(bert.head.bias.grad, bias.grad, rtol=1e-10, atol=1e-12)
+
+
+def words_on_a_rank(rank: int, num_ranks: int) -> Tensor:
+    tp = build_mesh(Layout(tp=num_ranks), rank).tp
+    bert = BERT(MODELS["pre"], VOCAB, Parallel(tp)).double()
+    initialize_(bert, tp, 1)
+    mine = len(bert.head.bias)
+    whole = nn.functional.pad(drawn(VOCAB, seed=1), (0, num_ranks * mine - VOCAB))
+    bert.head.bias.data.copy_(whole[rank * mine : (rank + 1) * mine])
+    found: Tensor = bert.head.word_logits(drawn(3, 1, 36, seed=2))
+    return found
+
+
+def test_every_rank_has_the_logits_of_all_words() -> None:
+    """At several positions at once, of a vocabulary that no number of ranks divides."""
+    alone = words_on_a_rank(0, 1)
+    assert alone.shape == (3, VOCAB)
+    for found in run_on_ranks(words_on_a_rank, 2):
+        torch.testing.assert_close(found, alone, rtol=1e-12, atol=1e-12)
+
+
+def test_the_error_of_a_score_is_computed_in_fp32() -> None:
+    scores = torch.randn(5, 1, generator=torch.Generator().manual_seed(0)).bfloat16()
+    targets = torch.tensor([0.1, 0.7, 3.3, -2.0, 1e-3], dtype=torch.float64)
+    found = label_losses(scores, targets)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found.double(), (scores[:, 0].double() - targets).square(), rtol=1e-5, atol=1e-7)
+
+
+def test_labels_and_what_a_teacher_says_of_them_have_weights_of_their_own() -> None:
+    model = ModelConfig(**{**SHAPE, "head": "classification", "num_labels": 3})
+    bert = LabelBERT(model, VOCAB, Parallel(Mesh().tp)).double()
+    initialize_(bert, Mesh().tp, 1)
+    x, targets = drawn(S, B, 36, seed=1), torch.tensor([2.0, 0.0, 1.0]).double()
+    weights, soft = drawn(B, seed=2).abs(), SoftLabels(drawn(B, seed=3).abs(), 2.0, drawn(B, 3, seed=4))
+    logits = bert.head.predict(x)
+    losses = nn.functional.cross_entropy(logits, targets.long(), reduction="none")
+    found = [
+        bert.head(x, LabelInputs(targets=targets, target_weights=weights, soft_labels=said)) for said in (None, soft)
+    ]
+    expected = (losses * weights).sum()
+    torch.testing.assert_close(found[0], expected, rtol=1e-12, atol=0.0)
+    expected = expected + (label_divergences(logits, soft) * soft.weights).sum()
+    torch.testing.assert_close(found[1], expected, rtol=1e-12, atol=0.0)

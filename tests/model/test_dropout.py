@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from colonnade.kernels.dropout import Masks
-from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, paper_mesh
 from colonnade.randomness import Purpose
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 from tests.model.whole import hidden
-from tests.parity.runs import CPU, SERIAL, Case, configured, microbatches
+from tests.parity.runs import CPU, SERIAL, Case, Way, configured, microbatches
 
 BLOCKS = ("gpt", "llama", "neox", "bert", "t5")
+RANKS = 2
 
 
 @pytest.fixture
@@ -58,6 +60,36 @@ def test_without_dropout_no_mask_is_drawn(block: Any, drawn: Counter[tuple[Purpo
     state = build_state(configured(case, SERIAL), Mesh(), case.vocab_size, CPU)
     train_step(state, microbatches(case, SERIAL, 0, Mesh()), Mesh(), configured(case, SERIAL).train)
     assert not drawn
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("block", [*BLOCKS, "labels"])
+def test_each_rank_drops_its_own_part(block: Any, sequence_parallel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its heads and its inner columns; of the stream its positions where that is cut, else all of them."""
+    begins: list[tuple[str, int, int]] = []
+
+    def noted(name: str, begin: Any) -> None:
+        original = getattr(Masks, name)
+
+        def draw(self: Masks, *given: Any) -> Tensor:
+            begins.append((name, *begin(*given)))
+            mask: Tensor = original(self, *given)
+            return mask
+
+        monkeypatch.setattr(Masks, name, draw)
+
+    noted("hidden", lambda purpose, layer, shape, drop, device, first=0: (first, len(range(shape[0]))))
+    noted("features", lambda purpose, layer, shape, columns, drop, device: (columns.start, len(columns)))
+    noted("attention", lambda layer, heads, *sizes: (heads.start, len(heads)))
+    case, way = Case(block=block), Way(tp=RANKS, sequence_parallel=sequence_parallel)
+    for rank in range(RANKS):
+        mesh, config = paper_mesh(Layout(tp=RANKS), rank), configured(case, way)
+        state = build_state(config, mesh, case.vocab_size, CPU)
+        begins.clear()
+        train_step(state, microbatches(case, way, 0, mesh), mesh, config.train)
+        assert {name for name, *_ in begins} >= {"hidden", "attention"}
+        for name, first, count in begins:
+            assert first == (rank * count if sequence_parallel or name != "hidden" else 0), name
 
 
 def test_adapters_drop_for_samples_that_have_masks_alone() -> None:

@@ -13,10 +13,11 @@ from colonnade.kernels.choice import Kernels, Products
 from colonnade.kernels.dropout import Masks
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
-from colonnade.model.attention import KeyValueCache
+from colonnade.model.attention import Attention, KeyValueCache
 from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
 from colonnade.model.inputs import Inputs
+from colonnade.model.mlp import MLP
 from colonnade.tensor_parallel.distillation import SoftTargets
 from colonnade.tensor_parallel.parallel import Parallel
 from tests.distributed import run_on_ranks
@@ -216,6 +217,19 @@ def test_an_fp32_stream_is_never_rounded(change: dict[str, Any]) -> None:
             assert x.dtype is dtype
             assert torch.equal(x, x.bfloat16().to(dtype)) != fp32, unit
         assert gpt.head.normed(x).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_layers_multiply_an_fp32_stream_in_the_type_of_their_weights(norm_position: Any) -> None:
+    """A GPU multiplies no numbers of two types."""
+    gpt = GPT(configuration(fp32_residual=True, norm_position=norm_position), VOCAB, Parallel(Mesh().tp))
+    initialize_(gpt, Mesh().tp, 1)
+    gpt, read = gpt.bfloat16(), list[torch.dtype]()
+    for module in gpt.modules():
+        if isinstance(module, Attention | MLP):
+            module.register_forward_pre_hook(lambda module, given: read.append(given[0].dtype))
+    hidden(gpt, inputs()[0])
+    assert read == [torch.bfloat16] * 4
 
 
 def test_overflow_reaches_every_gradient_before_it() -> None:

@@ -185,8 +185,12 @@ def test_logits_loss_and_gradients_are_hugging_faces(name: str) -> None:
             RotaryConfig(base=1e4, scaling="yarn", factor=4.0, original_length=65536),
             {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 65536},
         ),
+        (  # even the fastest plane turns seldom within so short a text
+            RotaryConfig(base=1e4, scaling="yarn", factor=4.0, original_length=100),
+            {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 100},
+        ),
     ],
-    ids=["plain", "linear", "llama3", "yarn", "yarn of a long text"],
+    ids=["plain", "linear", "llama3", "yarn", "yarn of a long text", "yarn of a short text"],
 )
 def test_angles_are_hugging_faces(ours: RotaryConfig, rope: dict[str, Any]) -> None:
     config = transformers.LlamaConfig(

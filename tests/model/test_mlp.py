@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.architecture.huggingface.common import GELUS
+from colonnade.architecture.sites import MLP_HIDDEN
 from colonnade.config.model import ModelConfig
 from colonnade.errors import LayoutError
+from colonnade.kernels.probe import summary
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh, paper_mesh
 from colonnade.model.mlp import MLP
@@ -58,6 +60,7 @@ def test_mlp_is_torchs(tp_size: int) -> None:
 def test_other_activations_are_torchs_and_gate_where_they_do(
     activation: str, function: Callable[[Tensor], Tensor]
 ) -> None:
+    """What thermometers read is what the last layer multiplies."""
     model = ModelConfig(hidden_size=HIDDEN, ffn_hidden_size=FFN, activation=activation)
     mlp = MLP(model, Parallel(Axis("tp"))).double()
     with torch.no_grad():
@@ -71,7 +74,11 @@ def test_other_activations_are_torchs_and_gate_where_they_do(
     up = linear("up", x)
     inside = function(up) if mlp.gate is None else function(linear("gate", x)) * up
     assert (mlp.gate is None) == (activation == "relu")
+    mlp.probe.begin(torch.float64, [MLP_HIDDEN])
+    mlp.probe.enter("blocks.0", x)
     torch.testing.assert_close(mlp(x), linear("down", inside), rtol=1e-12, atol=1e-12)
+    read = mlp.probe.rows["blocks.0", MLP_HIDDEN]
+    torch.testing.assert_close(read, summary(inside.detach(), torch.finfo(torch.float64).max / 2))
 
 
 def test_a_width_that_tp_does_not_divide_is_refused() -> None:

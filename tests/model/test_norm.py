@@ -160,3 +160,23 @@ def test_the_norm_of_heads_adds_its_epsilon_to_the_mean_square() -> None:
     x = torch.randn(2, 3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = x / (x.square().mean(-1, keepdim=True) + 0.5).sqrt() * norm.weight
     torch.testing.assert_close(norm(x), expected, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", [Norm, RMSNorm, HeadNorm])
+def test_backward_of_each_norm_is_by_the_kernel_that_was_decided(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And by no other: it is decided for all ranks alike."""
+    calls: list[tuple[int, ...]] = []
+
+    def compiled(grad: Tensor, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        calls.append(tuple(x.shape))
+        return grad
+
+    monkeypatch.setattr(norms.compiled, "norm_backward", compiled)
+    for chosen in (Kernels(), Kernels(weight_gradient="compiled")):
+        products = Products(fp32=chosen)
+        if kind is HeadNorm:
+            module = HeadNorm(ModelConfig(num_heads=2, hidden_size=2 * H), Parallel(Mesh().tp, products=products))
+        else:
+            module = kind(H, epsilon=1e-5, products=products)
+        module(torch.randn(2, 3, H).requires_grad_()).sum().backward()
+        assert calls == ([(2, 3, H)] if chosen.weight_gradient == "compiled" else [])

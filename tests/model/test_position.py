@@ -41,6 +41,9 @@ def test_positions_are_added(first: int) -> None:
     expected = torch.zeros(6, 4, dtype=torch.float64)
     expected[first : first + 3] = grad.sum(1)
     torch.testing.assert_close(positions.weight.grad, expected, rtol=1e-14, atol=1e-14)
+    positions(x[:2], first + 1).backward(grad[:2])
+    expected[first + 1 : first + 3] += grad[:2].sum(1)
+    torch.testing.assert_close(positions.weight.grad, expected, rtol=1e-14, atol=1e-14)
 
 
 def test_positions_that_were_not_learned_do_not_exist() -> None:

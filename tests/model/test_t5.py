@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from colonnade.config.model import ModelConfig
+from colonnade.kernels.choice import Kernels, Products
 from colonnade.kernels.relative import Ranges, RelativeBias
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.initialize import initialize_
@@ -225,3 +226,26 @@ def test_the_gradient_of_the_table_is_autograds(queries: int, keys: int) -> None
     (wanted,) = torch.autograd.grad(expected, table, grad)
     bias.add_gradient_(grad)
     torch.testing.assert_close(table.grad, wanted, rtol=1e-13, atol=1e-14)
+
+
+def test_a_frozen_table_gets_no_gradient() -> None:
+    t5, mine = built(MODELS["1.0"])
+    frozen = "encoder.positions.weight"
+    mine[frozen].requires_grad_(False)
+    _, loss = run(t5, inputs())
+    loss.backward()
+    assert [name for name, weight in mine.items() if weight.grad is None] == [frozen]
+
+
+@pytest.mark.parametrize("unit", ["encoder.blocks.1", "decoder.blocks.1"])
+def test_attention_multiplies_by_the_kernel_that_was_decided(unit: str) -> None:
+    """In bf16 as it is, or widened, on a processor that has no other way to tell."""
+    found = []
+    for kernel in ("native", "blas"):
+        t5 = T5(MODELS["1.0"], VOCAB, Parallel(Mesh().tp, products=Products(bf16=Kernels(attention=kernel))))
+        initialize_(t5, Mesh().tp, 1)
+        t5.bfloat16()
+        carry = tuple(torch.randn(S, B, 36, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(2))
+        with torch.no_grad():
+            found.append(t5.run(unit, carry[: len(t5.stated[unit].takes)], inputs())[0])
+    assert not torch.equal(*found)

@@ -5,13 +5,16 @@ import torch
 from torch import Tensor
 
 from colonnade.architecture.statement import Adapters
+from colonnade.kernels.choice import Kernel, Kernels, Products
 from colonnade.kernels.dropout import Masks
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh, paper_mesh
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from colonnade.tensor_parallel.parallel import Parallel
+from colonnade.tensor_parallel.placement import placements
 from tests.distributed import run_on_ranks
+from tests.emulated import Noted
 
 S, B, INPUTS, OUTPUTS, RANK = 4, 2, 6, 8, 3
 KINDS = (ColumnParallelLinear, RowParallelLinear)
@@ -89,3 +92,52 @@ def test_of_groups_that_ranks_share_an_adapter_adds_the_rows_of_their_own() -> N
                 kept.copy_(drawn)
             half = slice(0, OUTPUTS // 2) if rank < 2 else slice(OUTPUTS // 2, OUTPUTS)
             torch.testing.assert_close(layer(x), expected[:, :, half], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_adds_its_adapter_whether_it_has_a_bias_or_none(
+    kind: type[ColumnParallelLinear | RowParallelLinear], bias: bool
+) -> None:
+    layer = kind(INPUTS, OUTPUTS, Parallel(Axis("tp")), bias=bias)
+    layer.adapt("blocks.0.mlp.down", Adapters(rank=RANK, scale=2.0, dropout=0.0))
+    layer.double()
+    with torch.no_grad():
+        for place, weight in enumerate(layer.parameters()):
+            weight.copy_(numbers(*weight.shape, seed=place))
+        x, added_bias = numbers(S, B, INPUTS, seed=9), layer.bias if layer.bias is not None else 0.0
+        expected = x @ (layer.weight + 2.0 * layer.lora_b @ layer.lora_a).t() + added_bias
+        torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_an_adapter_is_cut_where_its_layer_is() -> None:
+    """A as the layer's inputs are, B as its outputs; what is not cut is on every rank."""
+    parallel = Parallel(paper_mesh(Layout(tp=2), 1).tp)
+    found = []
+    for kind in KINDS:
+        layer = kind(INPUTS, OUTPUTS, parallel)
+        layer.adapt("blocks.0.mlp.down", Adapters(rank=RANK, scale=2.0, dropout=0.0))
+        boxes = {place.name: (place.shape, place.dim, place.offset) for place in placements(layer, parallel.tp)}
+        found.append((boxes["lora_a"], boxes["lora_b"], tuple(layer.lora_a.shape), tuple(layer.lora_b.shape)))
+    a, b = (RANK, INPUTS), (OUTPUTS, RANK)
+    assert found == [
+        ((a, None, 0), (b, 0, OUTPUTS // 2), a, (OUTPUTS // 2, RANK)),
+        ((a, 1, INPUTS // 2), (b, None, 0), (RANK, INPUTS // 2), b),
+    ]
+
+
+@pytest.mark.parametrize(("kernel", "expected"), [("native", torch.bfloat16), ("blas", torch.float32)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_multiplies_by_the_kernel_that_was_decided(
+    kind: type[ColumnParallelLinear | RowParallelLinear], kernel: Kernel, expected: torch.dtype
+) -> None:
+    """In bf16 as it is, or widened, as its layer does."""
+    products = Products(bf16=Kernels(forward=kernel, input_gradient=kernel))
+    layer = kind(INPUTS, OUTPUTS, Parallel(Axis("tp"), products=products), bias=False)
+    layer.adapt("blocks.0.mlp.down", Adapters(rank=RANK, scale=2.0, dropout=0.0))
+    layer.bfloat16()
+    for weight in layer.parameters():
+        torch.nn.init.ones_(weight)
+    with Noted() as noted, torch.no_grad():
+        layer(torch.ones(S, B, INPUTS, dtype=torch.bfloat16))
+    assert [dtype for _, _, dtype in noted.seen] == [expected] * 3

@@ -168,11 +168,14 @@ def biased_beside_torch(
 def all_biased_beside_torch(
     rank: int, num_ranks: int, dtype: torch.dtype, products: Products, tolerance: float
 ) -> None:
-    biased_beside_torch(build_mesh(Layout(tp=num_ranks), rank).tp, dtype, products, tolerance)
+    tp = build_mesh(Layout(tp=num_ranks), rank).tp
+    for vocab_size in (37, 2):
+        biased_beside_torch(tp, dtype, products, tolerance, vocab_size=vocab_size)
 
 
 @pytest.mark.parametrize("tp_size", [1, 3])
 def test_a_bias_on_the_logits_is_torchs(tp_size: int) -> None:
+    """Also where the last of three ranks has none of two tokens."""
     run_on_ranks(all_biased_beside_torch, tp_size, torch.float64, Products(), 1e-12)
 
 

@@ -146,6 +146,7 @@ SETTINGS = {
     "biases": Setting(bias=True, k=0),
     "biases, likeliest": Setting(bias=True, k=4),
     "a token at a time": Setting(chunk=1),
+    "biases, likeliest, a token at a time": Setting(bias=True, k=4, chunk=1),
     "the teacher alone": Setting(alpha=1.0),
     "the labels alone": Setting(alpha=0.0, k=3),
 }

@@ -11,6 +11,7 @@ from colonnade.mesh.mesh import paper_mesh
 from colonnade.model.gpt import GPT
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import placements
+from tests.blocks import LLAMA_BLOCK
 from tests.tensor_parallel.shards import window
 
 
@@ -75,3 +76,30 @@ def test_a_rank_without_tokens_has_an_empty_box() -> None:
     tp = paper_mesh(Layout(tp=4), 3).tp
     table = next(place for place in placements(model(3, 4, 3), tp) if place.name == "embedding.tokens.weight")
     assert table.extent == 0 and table.real(table.parameter).numel() == 0 and table.offset == 3
+
+
+@pytest.mark.parametrize("tp_size", [2, 4])
+def test_gradients_of_what_ranks_share_by_heads_are_partial_sums(tp_size: int) -> None:
+    """Norms of heads on any number of ranks; keys and values where there are more ranks than heads of them, of which
+    every rank then has all.
+    """
+    config = ModelConfig(
+        **{
+            **LLAMA_BLOCK,
+            "num_layers": 1,
+            "hidden_size": 16,
+            "num_heads": 8,
+            "num_key_value_heads": 2,
+            "seq_length": 4,
+        },
+        query_key_norm=True,
+        query_key_value_bias=True,
+    )
+    for rank in range(tp_size):
+        tp = paper_mesh(Layout(tp=tp_size), rank).tp
+        found = {place.name: place for place in placements(GPT(config, 37, Parallel(tp)), tp)}
+        shared = [f"blocks.0.attention.key_value.{key}" for key in ("weight", "bias")]
+        norms = [f"blocks.0.attention.{which}_norm.weight" for which in ("query", "key")]
+        partial = [name for name, place in found.items() if place.is_partial]
+        assert sorted(partial) == sorted(norms + shared * (tp_size > 2))
+        assert [len(found[name].parameter) for name in shared] == [4 if tp_size == 2 else 8] * 2

@@ -161,7 +161,10 @@ class _OutputLoss(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.promote_types(weight.dtype, torch.float32), device=hidden.device)
         weights = loss_weights.reshape(-1).to(loss.dtype)
         chunks = chunks_of(len(x), weight)
-        fused = _is_fused(kernel, table, bias)  # one memory for all chunks: what is fresh costs a page fault each 4 KB
+        fused = _is_fused(kernel, bias)
+        apart = fused or weight.dtype.itemsize == 2  # as all ranks do, on one without rows too
+        fused = fused and used > 0
+        # one memory for all chunks: what is fresh costs a page fault each 4 KB
         blocks = output_blocks(len(x[chunks[0]]), table) if fused else [_logits_buffer(x[chunks[0]], table)]
         with computed_by(kernel):
             for chunk in chunks:
@@ -171,7 +174,7 @@ class _OutputLoss(torch.autograd.Function):
                 else:
                     logits = logits_of_chunk(x[chunk], table, bias, kernel=kernel, out=blocks[0])
                     logits[:, rows:].fill_(-torch.inf)
-                    found = _softmax(logits, label, weights[chunk], tp, apart=weight.dtype.itemsize == 2)
+                    found = _softmax(logits, label, weights[chunk], tp, apart=apart)
                 loss += (found.losses * weights[chunk]).sum()
                 if table.is_cuda or (table.dtype.itemsize == 2 and not fused):
                     _add_gradients_in_place(found, label, x[chunk], table, dx[chunk], gradient, kernel)
@@ -306,9 +309,9 @@ class _Softmax(NamedTuple):
     """[c, h]: probabilities W, where they were multiplied as they were made."""
 
 
-def _is_fused(kernel: Kernel, table: Tensor, bias: Tensor | None) -> bool:
+def _is_fused(kernel: Kernel, bias: Tensor | None) -> bool:
     """Whether exponentials are computed with their product: the compiled kernels can, without a bias."""
-    return kernel == "compiled" and bias is None and len(table) > 0
+    return kernel == "compiled" and bias is None
 
 
 def _fused_softmax(
