@@ -26,6 +26,8 @@ def test_masks_fit_a_stream() -> None:
     )
     for fits in (LoraConfig(rank=4), LoraConfig(rank=4, dropout=0.1, targets=("attention.*", "mlp.up"))):
         assert with_adapters(stated, fits).adapters is not None
+    shorter = architecture_of(LONG.model_copy(update={"seq_length": 1 << 20}), 40)
+    assert with_adapters(shorter, LoraConfig(rank=4, dropout=0.1)).adapters is not None, "as many as there are numbers"
 
 
 def test_a_rank_is_as_large_as_the_smallest_weight_is_at_most() -> None:

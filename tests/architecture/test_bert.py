@@ -50,3 +50,9 @@ def test_another_head_takes_all_but_the_answers(head: ModelConfig) -> None:
     assert left == {name for name in names if name.rpartition(".")[0] in answers or name in answers}
     assert len(left) == {"none": 0, "pretraining": 7}.get(head.head, 2)
     assert has_output_layer(model_metadata(head, 40)) is (head.head == "pretraining")
+
+
+@pytest.mark.parametrize(("labelled", "outputs"), [(YES_OR_NO, 2), (GRADES, 5), (CHOICES, 1)])
+def test_a_head_with_labels_reads_one_position_of_each_text(labelled: ModelConfig, outputs: int) -> None:
+    """The pooler and the classifier, spread over the eight tokens of a text."""
+    assert architecture_of(labelled, 40).units[-1].multiply_adds == (16 + outputs) * 16 // 8

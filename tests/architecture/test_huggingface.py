@@ -117,6 +117,19 @@ def test_the_length_before_scaling_is_read_beside_the_table_too(rope: Content) -
     assert theirs is not None and found == described(theirs)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("beta_fast", 32.0), ("beta_slow", 1.0), ("original_max_position_embeddings", 32)]
+)
+def test_what_a_table_of_yarn_leaves_out_is_that_of_the_paper_and_the_length_that_of_the_model(
+    key: str, value: float
+) -> None:
+    rest = {other: each for other, each in YARN.items() if other != key}
+    found, said = (
+        described({"model_type": "llama", **LLAMA, "rope_parameters": rope}) for rope in (rest, {**rest, key: value})
+    )
+    assert isinstance(found, dict) and found == said
+
+
 @pytest.mark.parametrize(("share", "refused"), [(1.0, False), (1, False), (0.5, True)])
 @pytest.mark.parametrize("inside", [True, False])
 def test_llama_turns_whole_heads_wherever_its_file_says_so(share: float, refused: bool, inside: bool) -> None:
@@ -204,6 +217,7 @@ def test_classes_that_files_were_published_under_are_read(name: str, architectur
     assert found == (expected | {"head": "none"} if architecture == "BertModel" else expected)
     other = described({**whole, "architectures": ["XForSequenceLabelling"]})
     assert isinstance(other, str) and architecture in other
+    assert described({**whole, "architectures": ["XForSequenceLabelling", architecture]}) == found, "one is enough"
 
 
 def test_a_number_may_stand_under_both_of_its_names() -> None:

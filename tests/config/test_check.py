@@ -129,8 +129,21 @@ BLENDED = SMALL.replace('train = "corpus"', 'blend = {"tokens/web" = 0.7, "token
             ),
             "a step has 3 micro-batches (train.global_batch_size ÷ train.micro_batch_size ÷ parallel.dp = 36 ÷ 4 ÷ 3), "
             "which parallel.pp = 2 does not divide: the interleaved schedule hands them round in groups of pp. Use a "
-            'micro_batch_size of 3 or 6, or pp = 3, or schedule = "1f1b" with virtual_stages = 1; or, in a new run, a '
+            'micro_batch_size of 3 or 6, or schedule = "1f1b" with virtual_stages = 1; or, in a new run, a '
             "global_batch_size of 24 or 48.",
+        ),
+        (
+            (
+                "parallel.pp=2",
+                "parallel.dp=3",
+                "parallel.virtual_stages=2",
+                "parallel.schedule=interleaved",
+                "train.global_batch_size=60",
+            ),
+            "a step has 5 micro-batches (train.global_batch_size ÷ train.micro_batch_size ÷ parallel.dp = 60 ÷ 4 ÷ 3), "
+            "which parallel.pp = 2 does not divide: the interleaved schedule hands them round in groups of pp. Use a "
+            'micro_batch_size of 2 or 5, or schedule = "1f1b" with virtual_stages = 1; or, in a new run, a '
+            "global_batch_size of 48 or 72.",
         ),
         (
             (
@@ -142,7 +155,7 @@ BLENDED = SMALL.replace('train = "corpus"', 'blend = {"tokens/web" = 0.7, "token
             ),
             "a step has 8 micro-batches (train.global_batch_size ÷ train.micro_batch_size ÷ parallel.dp = 32 ÷ 4 ÷ 1), "
             "which parallel.pp = 3 does not divide: the interleaved schedule hands them round in groups of pp. Use pp "
-            '= 2, 4 or 8, or schedule = "1f1b" with virtual_stages = 1; or, in a new run, a global_batch_size of 24 or '
+            '= 2 or 4, or schedule = "1f1b" with virtual_stages = 1; or, in a new run, a global_batch_size of 24 or '
             "36.",
         ),
         (
@@ -154,6 +167,11 @@ BLENDED = SMALL.replace('train = "corpus"', 'blend = {"tokens/web" = 0.7, "token
             ("parallel.offload=true",),
             'parallel.offload keeps master weights in CPU memory, but under train.precision = "fp32" there is no '
             'master copy: the optimizer updates the parameters themselves. Use precision = "bf16", or offload = false.',
+        ),
+        (
+            ("train.reduce_precision=16-bit", "train.precision=fp64"),
+            'train.reduce_precision = "16-bit" rounds gradients to the compute format, which under train.precision = '
+            '"fp64" is none of 16 bits. Use precision = "bf16", or reduce_precision = "fp32".',
         ),
         (
             ("train.reduce_precision=16-bit",),
@@ -259,6 +277,7 @@ def test_values_that_do_not_go_together(problems: Problems, overrides: tuple[str
         ("parallel.tp=2", "parallel.sequence_parallel=true"),
         ("parallel.tp=2", "model.seq_length=63"),
         ("parallel.offload=true", "train.precision=bf16"),
+        ("parallel.offload=true", "train.precision=fp16"),
         ("train.reduce_precision=16-bit", "train.precision=fp16"),
         ("data.split=1:0", "train.evaluate_every=0"),
         ("data.split=1:0",),

@@ -91,6 +91,11 @@ def test_a_curriculum_of_three_lists(loaded: Callable[..., Config]) -> None:
             '= "whole", or leave too_long out.',
         ),
         (
+            ("data.too_long=truncate", "data.packing=best_fit", "data.documents=separate"),
+            'data.too_long = "truncate" has no effect with data.packing = "best_fit", which cuts documents. Set '
+            'data.packing = "whole", or leave too_long out.',
+        ),
+        (
             ("model.kind=bert", "data.loss_on=answers"),
             "data.loss_on = 'answers' has no effect with model.kind = \"bert\", whose samples are two texts of one "
             "document. Leave it out; [data.masking] says how they are made.",
@@ -114,12 +119,12 @@ def test_a_curriculum_of_three_lists(loaded: Callable[..., Config]) -> None:
             "pieces. Use divisors.",
         ),
         (
-            ("curriculum.tokens=[0]", "curriculum.seq_length=[512]", "curriculum.global_batch_size=[24]"),
+            ("curriculum.tokens=[0, 7]", "curriculum.seq_length=[1024, 512]", "curriculum.global_batch_size=[4, 24]"),
             "curriculum.seq_length ends with 512, but model.seq_length = 1024: the last phase is the whole length. End "
             "with 1024.",
         ),
         (
-            ("curriculum.tokens=[0]", "curriculum.seq_length=[1024]", "curriculum.global_batch_size=[12]"),
+            ("curriculum.tokens=[0, 7]", "curriculum.seq_length=[512, 1024]", "curriculum.global_batch_size=[24, 12]"),
             "curriculum.global_batch_size ends with 12, but train.global_batch_size = 24: the last phase is the whole "
             "batch. End with 24.",
         ),

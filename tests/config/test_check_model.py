@@ -49,6 +49,7 @@ def test_the_share_of_a_head_that_is_turned_is_no_feature_short() -> None:
         ("num_key_value_heads = 4", "", "num_key_value_heads = 4 does not divide model.num_heads = 6"),
         ("num_key_value_heads = 2", "tp = 3", "goes neither with nor into model.num_key_value_heads = 2"),
         ("num_key_value_heads = 2", "tp = 3", "or one of which others have copies. Use 1, 2 or 6."),
+        ("num_key_value_heads = 2", "tp = 4", "each tensor-parallel rank needs whole heads. Use 1, 2 or 6."),
         ('position = "rotary"\nhead_dim = 7', "", "heads are 7 wide. Use an even head_dim"),
         ('position = "rotary"\nrotary.share = 0.4', "", "share = 0.4 of heads that are 8 wide is 3 features"),
         ('position = "rotary"\nrotary.share = 0.4', "", "Use a share that gives an even number, like 0.25"),
@@ -178,6 +179,12 @@ def test_what_does_not_go_with_a_head(model: str, overrides: tuple[str, ...], me
         build(content, [], source="text")
     (found,) = str(caught.value).split("\n  - ")[1:]
     assert found.startswith(message)
+
+
+def test_questions_are_answered_at_the_usual_evaluations_too() -> None:
+    content = parse(BASE.format(model='kind = "bert"\nhead = "spans"', parallel=""), "text")
+    assert apply_(content, ASKED) == []
+    assert build(content, [], source="text").data.questions == "dev.json"
 
 
 def test_all_at_once() -> None:

@@ -51,6 +51,7 @@ def test_options_that_t5_has_not_are_named_at_once() -> None:
     )
     (alibi,) = problems(position="alibi")
     assert alibi.endswith('Leave it out, or write position = "relative".')
+    assert problems(num_key_value_heads=2) == [], "as many as queries have"
 
 
 @pytest.mark.parametrize(

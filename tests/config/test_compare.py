@@ -56,6 +56,8 @@ def test_the_same_values_written_otherwise_are_no_difference(loaded: Loaded) -> 
     assert difference(loaded(), loaded()) == []
     for spelled in ("ffn_hidden_size=256", "head_dim=16", "num_key_value_heads=4", "query_key_value_bias=true"):
         assert difference(loaded(), loaded(f"model.{spelled}")) == []
+    for spelled in ("warmup_steps=100", "min_learning_rate=0.0001", "decay_steps=100"):
+        assert difference(loaded(), loaded(f"optim.{spelled}")) == []
     tiny = ("model.num_layers=2", "model.hidden_size=64", "model.num_heads=4", "model.seq_length=64")
     assert difference(loaded(*tiny), loaded(*tiny, "model.preset=tiny")) == []
 

@@ -83,3 +83,9 @@ def test_hidden_states_alone_may_teach(small: Path) -> None:
 
 def test_a_teacher_may_say_all_of_a_vocabulary(small: Path) -> None:
     assert load(small, (TEACHER, "distillation.top_k=37", "model.vocab_size=37")).distillation.top_k == 37
+
+
+def test_layers_of_a_student_may_be_like_one_of_the_teacher(small: Path) -> None:
+    """But each of them like one alone."""
+    overrides = (TEACHER, "model.kind=bert", *STATES, "distillation.teacher_layers=[3, 3]")
+    assert load(small, overrides).distillation.teacher_layers == (3, 3)

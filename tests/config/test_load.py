@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colonnade.config.describe import Key, all_keys, short
-from colonnade.config.load import load, loads, to_toml, value_of
+from colonnade.config.load import TomlFile, load, loads, to_toml, value_of
 from colonnade.config.problems import ALSO_CALLED
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
@@ -336,6 +336,13 @@ def test_what_is_no_toml_is_reported_alone(tmp_path: Path) -> None:
     path.write_text("[train]\nsteps = = 3\n")
     with pytest.raises(ConfigError, match=r"bad.toml is not TOML: .*line 2"):
         load(path, ["nonsense"])
+
+
+def test_a_file_is_what_it_was_when_it_was_read(loaded: Loaded, small: Path) -> None:
+    """It may be a pipe, or somebody goes on editing it."""
+    before, read = loaded(), TomlFile.read(small)
+    small.write_text("steps = ")
+    assert load(read) == before and load(read, ["train.steps=7"]).train.steps == 7
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

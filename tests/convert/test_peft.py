@@ -198,6 +198,7 @@ FIRST = "base_model.model.model.layers.0.self_attn.q_proj"
         (edit_config(lora_alpha=10**320), "lora_alpha = 1000"),
         (edit_config(alpha_pattern={"q_proj": 10**320}), "is no table of numbers"),
         (edit_config(some_new_key=3), "some_new_key = 3 is not known here"),
+        (edit_config(layer_replication=[[0, 2], [1, 3]]), "layer_replication = [[0, 2], [1, 3]] is not known here"),
         (edit_tensors(lambda x: x.pop(f"{FIRST}.lora_B.weight")), "more than pairs of lora_A and lora_B"),
         (edit_tensors(lambda x: x.clear()), "it has no pair of lora_A and lora_B"),
         (

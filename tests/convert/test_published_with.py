@@ -14,10 +14,11 @@ import pytest
 
 pytest.importorskip("transformers")
 
+import tokenizers
 import transformers
 
 from colonnade.checkpoint.manifest import read_manifest
-from colonnade.convert.to_huggingface import _tokenizer_config
+from colonnade.convert.to_huggingface import _ids, _tokenizer_config
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.huggingface.folder import TOKEN_IDS
 from colonnade.train import init_from
@@ -175,13 +176,52 @@ def test_a_published_tokenizer_names_the_end(finished: Finished, corpus: TinyCor
     assert ends_at(one_step(corpus, tmp_path, theirs)) == {7, END}
 
 
-def test_tokens_that_only_the_model_has_are_not_named(corpus: TinyCorpus) -> None:
-    """A table of tokens may be longer than the vocabulary, so that it can be cut evenly."""
+def named(tokenizer: Tokenizer, *, published: PublishedMetadata | None, **ids: int) -> dict[str, Any]:
+    """What tokenizer_config.json says of a language model with these control tokens."""
     it: Any = SimpleNamespace(
         config=SimpleNamespace(model=SimpleNamespace(seq_length=8, kind="gpt")),
         family=SimpleNamespace(has_decoder=False),
-        metadata=SimpleNamespace(published=PublishedMetadata(begin=300, ends=(301,), pad=7)),
+        metadata=SimpleNamespace(published=published),
     )
+    return _tokenizer_config(it, tokenizer, {f"{name}_token_id": ids.get(name) for name in ("bos", "eos", "pad")})
+
+
+@pytest.mark.parametrize("first", [275, 300], ids=["right behind the tokenizer's", "far behind them"])
+def test_tokens_that_only_the_model_has_are_not_named(first: int, corpus: TinyCorpus) -> None:
+    """A table of tokens may be longer than the vocabulary, so that it can be cut evenly."""
     tokenizer = Tokenizer.load(corpus.tokenizer)
-    found = _tokenizer_config(it, tokenizer, {"bos_token_id": 300, "eos_token_id": 301, "pad_token_id": 7})
+    assert len(tokenizer.names) == 275
+    said = PublishedMetadata(begin=first, ends=(first + 1,), pad=7)
+    found = named(tokenizer, published=said, bos=first, eos=first + 1, pad=7)
     assert found["pad_token"] == tokenizer.names[7] and not {"bos_token", "eos_token"} & found.keys()
+
+
+def of_words(*words: str) -> Tokenizer:
+    vocabulary = {word: number for number, word in enumerate(words)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=words[0]))
+    return Tokenizer.from_json(made.to_str())
+
+
+def test_the_padding_that_was_published_goes_before_what_a_tokenizer_has() -> None:
+    tokenizer = of_words("<unk>", "<pad>", "a", "b")
+    found = named(tokenizer, published=PublishedMetadata(begin=2, ends=(2,), pad=3), bos=2, eos=2, pad=3)
+    assert (found["pad_token"], found["bos_token"], found["eos_token"]) == ("b", "a", "a")
+    assert found["unk_token"] == "<unk>", "of which nothing was said"
+    assert named(tokenizer, published=None)["pad_token"] == "<pad>"
+
+
+def test_an_encoder_is_padded_as_its_tokenizer_says_and_others_as_was_published() -> None:
+    def padding(tokenizer: Tokenizer | None, published: PublishedMetadata | None) -> object:
+        it: Any = SimpleNamespace(
+            manifest=SimpleNamespace(metadata={}),
+            tokenizer=tokenizer,
+            config=SimpleNamespace(model=SimpleNamespace(is_causal=tokenizer is None)),
+            family=SimpleNamespace(has_decoder=False),
+            metadata=SimpleNamespace(published=published),
+        )
+        return _ids(it)["pad_token_id"]
+
+    with_padding, without = of_words("[UNK]", "a", "[PAD]"), of_words("[UNK]", "a")
+    assert padding(with_padding, None) == padding(with_padding, PublishedMetadata(begin=1)) == 2
+    assert padding(without, PublishedMetadata(pad=1)) == padding(None, PublishedMetadata(pad=1)) == 1
+    assert padding(without, None) is None

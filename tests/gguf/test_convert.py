@@ -128,6 +128,11 @@ LLAMA_SAYS = {"block_count": 2, "embedding_length": 32, "feed_forward_length": 4
             {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16},
             {"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}},
         ),
+        (
+            "llama",
+            {"rope.scaling.type": "yarn"},
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 1.0}},
+        ),
         ("llama", {"rope.scaling.type": "none"}, {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}),
     ],
 )
@@ -143,10 +148,23 @@ def test_what_metadata_mean(arch: str, said: dict[str, Any], found: dict[str, An
 
 
 @pytest.mark.usefixtures("shapes")
-def test_two_rules_for_longer_texts_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "model.gguf", random_model("llama"), "llama", F16, add_rope_scaling_factor=4.0)
+@pytest.mark.parametrize("more", [{}, {"add_rope_scaling_type": gguf.RopeScalingType.YARN}], ids=["linear", "yarn"])
+def test_two_rules_for_longer_texts_are_refused(more: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", random_model("llama"), "llama", F16, add_rope_scaling_factor=4.0, **more)
     message = refused(tmp_path, tmp_path / "model.gguf", tmp_path / "ours")
     assert "rope.scaling.factor = 4.0 beside rope_freqs.weight: one rule for longer texts is read" in message
+
+
+@pytest.mark.usefixtures("shapes")
+def test_divisors_of_positions_that_follow_from_no_known_rule_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, random_model("llama"), "llama", F16)
+    assert source.open_gguf(path)[0].model.rotary.factor == LLAMA3["factor"]
+    laid, raw = read_header(path).tensors["rope_freqs.weight"], bytearray(path.read_bytes())
+    numpy.frombuffer(raw, numpy.float32, laid.shape[0], laid.start)[0] *= 1.02
+    path.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight does not hold what LLaMA 3's rule gives for a"):
+        source.open_gguf(path)
 
 
 @pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])

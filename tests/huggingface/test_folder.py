@@ -85,6 +85,18 @@ def test_a_bias_that_nothing_reads_stands_for_no_other(tmp_path: Path) -> None:
         open_published(change(tmp_path, less=r"decoder\.bias"))
 
 
+def test_a_t5s_one_table_may_stand_under_all_of_its_names(tmp_path: Path) -> None:
+    """As state dicts of torch have it; with different numbers, which of them is meant is unknown."""
+    saved(tmp_path, "t5")
+    table = load_file(tmp_path / "model.safetensors")["shared.weight"]
+    names = [f"{name}.weight" for name in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")]
+    for other in names:
+        change(tmp_path, **{name: table.clone() for name in names})
+        open_published(tmp_path).check_seconds()
+        with pytest.raises(CheckpointError, match=f"has {other} and shared.weight with different numbers"):
+            open_published(change(tmp_path, **{other: table + 1})).check_seconds()
+
+
 def test_everything_that_is_wrong_with_a_folder_is_told_at_once(tmp_path: Path) -> None:
     saved(tmp_path, "gpt2")
     odd = {"transformer.ln_f.weight": torch.ones(7), "transformer.ln_f.bias": torch.ones(24, dtype=torch.int8)}

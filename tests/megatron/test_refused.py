@@ -289,7 +289,7 @@ def test_which_rows_of_a_padded_table_are_tokens(
 
 
 @pytest.mark.parametrize("name", ["model_optim_rng.pt", "model_rng.pt"])
-def test_ranks_are_found_by_their_folders(name: str, tmp_path: Path) -> None:
+def test_ranks_are_found_by_their_folders(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of as many ranks as there were, with the name that a run without an optimizer's state gives its files too."""
     folder, tp = tmp_path / "iter_0005000", 101
     for rank in range(tp):
@@ -299,6 +299,8 @@ def test_ranks_are_found_by_their_folders(name: str, tmp_path: Path) -> None:
     found = find_ranks(folder)
     assert (found.tp, found.pp, found.iteration) == (tp, 2, 5000)
     assert found.files[1][100] == folder / "mp_rank_100_001" / name
+    monkeypatch.chdir(folder)
+    assert find_ranks(Path(".")).iteration == 5000, "whose name is that of the folder, however it is said"
 
 
 def test_what_a_checkpoint_keeps_of_its_source(tmp_path: Path) -> None:
@@ -306,6 +308,15 @@ def test_what_a_checkpoint_keeps_of_its_source(tmp_path: Path) -> None:
     where.rename(tmp_path / "release")  # which says no iteration; the files do
     facts = open_megatron(tmp_path / "release", lambda _: VOCAB).facts
     assert facts == {"iteration": 5000, "checkpoint_version": 2.0, "layout": "tp=2,pp=1"}
+
+
+def test_files_that_do_not_say_their_version_are_of_the_first(tmp_path: Path) -> None:
+    whole = weights(GPT)
+    where = write(tmp_path / "theirs", GPT, whole, version=0, style="old")
+    change(where / "mp_rank_00" / FILE, lambda content: content.pop("checkpoint_version"))
+    found = open_megatron(where, lambda _: VOCAB)
+    assert found.facts["checkpoint_version"] == 0.0
+    assert torch.equal(found.read("blocks.1.attention.qkv.weight"), whole["layers.1.query_key_value.weight"])
 
 
 @pytest.mark.slow

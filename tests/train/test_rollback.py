@@ -620,6 +620,7 @@ def test_what_does_not_go_together_is_told_before_anything_runs(corpus: TinyCorp
         ("divergence.rate_factor=0.5",): "has no effect with rate_steps = 0",
         ("divergence.then=roll_back", "checkpoint.every=0"): "has nothing to return to",
         ("divergence.then=roll_back",): "Set checkpoint.keep = 14",
+        ("divergence.then=roll_back", "divergence.skip_batches=false", "divergence.rewarm_steps=5"): "1 problem",
     }.items():
         answer = here("train", config, *keys)
         assert answer.status == 2 and told in answer.err, answer

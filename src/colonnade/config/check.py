@@ -13,9 +13,9 @@ from colonnade.config.check_data import DATA_CHECKS
 from colonnade.config.check_distillation import DISTILLATION_CHECKS
 from colonnade.config.check_divergence import DIVERGENCE_CHECKS
 from colonnade.config.check_layout import LAYOUT_CHECKS
-from colonnade.config.check_model import MODEL_CHECKS
+from colonnade.config.check_model import MODEL_CHECKS, possible_tp
 from colonnade.config.check_uploads import UPLOAD_CHECKS
-from colonnade.config.numbers import divisors, either, multiples_around, nearest_divisors, one_of
+from colonnade.config.numbers import either, multiples_around, nearest_divisors, one_of
 from colonnade.config.schema import Config
 from colonnade.config.split import parse_split
 
@@ -239,8 +239,3 @@ CHECKS: tuple[Check, ...] = (
     *(Check(keys, messages) for keys, messages in DISTILLATION_CHECKS),
 )
 BEGINNING = tuple(Check(keys, messages) for keys, messages in BEGINNING_CHECKS)
-
-
-def possible_tp(config: Config) -> list[int]:
-    """Every tp that cuts both the heads and the MLP evenly."""
-    return divisors(math.gcd(config.model.num_heads, config.model.ffn))

@@ -11,10 +11,12 @@ Messages = Iterator[str]
 def something_changes(config: Config) -> Messages:
     """A run that returns does something else than before: what is computed is a function of the place."""
     policy = config.divergence
-    if policy.then == "roll_back" and not policy.skip_batches and policy.rate_factor is None:
+    same_rates = policy.rate_factor is None and not policy.rewarm_steps
+    if policy.then == "roll_back" and not policy.skip_batches and same_rates:
         yield (
-            'divergence.then = "roll_back" with skip_batches = false and no rate_factor would go the same way '
-            "again, to the same divergence. Set skip_batches = true, or a rate_factor with rate_steps."
+            'divergence.then = "roll_back" with skip_batches = false, no rate_factor and no rewarm_steps would go the '
+            "same way again, to the same divergence. Set skip_batches = true, rewarm_steps, or a rate_factor with "
+            "rate_steps."
         )
     if policy.rate_factor is not None and not policy.rate_steps:
         yield (
@@ -76,7 +78,13 @@ def thermometers_show_growth(config: Config) -> Messages:
 
 DIVERGENCE_CHECKS: tuple[tuple[tuple[str, ...], Callable[[Config], Messages]], ...] = (
     (
-        ("divergence.then", "divergence.skip_batches", "divergence.rate_factor", "divergence.rate_steps"),
+        (
+            "divergence.then",
+            "divergence.skip_batches",
+            "divergence.rate_factor",
+            "divergence.rate_steps",
+            "divergence.rewarm_steps",
+        ),
         something_changes,
     ),
     (

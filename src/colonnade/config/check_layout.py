@@ -100,9 +100,8 @@ def _samples_for(config: Config) -> str:
 
 def _stages_for(config: Config) -> str:
     """Another number of stages that divides the micro-batches, in words."""
-    possible = [
-        pp for pp in divisors(config.train.num_microbatches(config.parallel.dp)) if 1 < pp <= config.model.num_units
-    ]
+    most = config.model.num_units // config.parallel.virtual_stages
+    possible = [pp for pp in divisors(config.train.num_microbatches(config.parallel.dp)) if 1 < pp <= most]
     return f"pp = {one_of(possible)}, or " if possible else ""
 
 

@@ -1,6 +1,7 @@
 """Options of [model] that do not go together, and what to write instead. Pure."""
 
 from collections.abc import Iterator, Mapping
+from math import gcd
 from types import MappingProxyType
 
 from colonnade.config.check_head import HEAD_CHECKS, TEXT_KEYS
@@ -28,11 +29,16 @@ def key_value_heads_cut_by_tp(config: Config) -> Messages:
     """Ranks have whole heads of keys and values, or copies of one."""
     m, tp = config.model.key_value_heads, config.parallel.tp
     if m != config.model.num_heads and m % tp and tp % m:
-        possible = [size for size in divisors(config.model.num_heads) if m % size == 0 or size % m == 0]
         yield (
             f"parallel.tp = {tp} goes neither with nor into model.num_key_value_heads = {m}: each rank needs whole "
-            f"heads of keys and values, or one of which others have copies. Use {one_of(possible)}."
+            f"heads of keys and values, or one of which others have copies. Use {one_of(possible_tp(config))}."
         )
+
+
+def possible_tp(config: Config) -> list[int]:
+    """Every tp that cuts the heads, those of keys and values, and the MLP evenly."""
+    model, groups = config.model, config.model.key_value_heads
+    return [tp for tp in divisors(gcd(model.num_heads, model.ffn)) if groups % tp == 0 or tp % groups == 0]
 
 
 def head_dim_is_even(config: Config) -> Messages:

@@ -79,7 +79,7 @@ class Published:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of most of its bytes."""
+        """That of most of its numbers."""
         sizes: dict[torch.dtype, int] = {}
         for name in self.sources:
             dtype = self.dtype_of(name)

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from colonnade.config.check import check, possible_tp
+from colonnade.config.check import check
+from colonnade.config.check_model import possible_tp
 from colonnade.config.numbers import divisors
 from colonnade.config.schema import Config
 from colonnade.errors import LayoutError

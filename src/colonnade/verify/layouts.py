@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from colonnade.config.check import check, possible_tp
+from colonnade.config.check import check
 from colonnade.config.check_layout import SIXTEEN_BIT
+from colonnade.config.check_model import possible_tp
 from colonnade.config.describe import as_toml
 from colonnade.config.load import build, value_of
 from colonnade.config.numbers import divisors
