@@ -54,6 +54,18 @@ def test_another_file_that_fails_meanwhile_keeps_its_name(tmp_path: Path) -> Non
     assert (gone.value.filename, unknown.value.filename) == (str(tmp_path / "other"), None)
 
 
+def test_of_two_writers_of_one_file_each_writes_all_of_it(tmp_path: Path) -> None:
+    """Threads of one process, say: that which ends last has written what stays."""
+    with written(tmp_path / "file") as first:
+        first.write(b"of the first, ")
+        with written(tmp_path / "file") as second:
+            second.write(b"of the second")
+        assert (tmp_path / "file").read_bytes() == b"of the second"
+        first.write(b"which is longer")
+    assert (tmp_path / "file").read_bytes() == b"of the first, which is longer"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_only_what_killed_writers_have_left_is_removed(tmp_path: Path) -> None:
     left = ["file.7-0123abcd.partial", "deep/.hidden.123-ffffffff.partial"]
     others = ["file", "mine.partial", "file.7-0123abcd.partial.txt", "x.7-0123ABCD.partial", "x.7-123abcd.partial"]

@@ -153,15 +153,48 @@ def test_first_lines_are_not_held_back_until_the_ranks_have_ended(
 
 
 def test_the_ranks_that_it_starts_know_that_the_run_is_dry(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
+    """Or what of it is timed; and of a dry run alone nothing is noted."""
     started: list[list[str]] = []
+    noted: list[object] = []
 
     def run_on(places: Sequence[int], command: list[str], **more: object) -> Ended:
         started.append(command)
         return Ended(0, asked=False, cause=None)
 
     monkeypatch.setattr(launch, "run_on", run_on)
-    assert here("train", config, "parallel.tp=2", "--dry-run").status == 0
-    assert started == [[sys.executable, "-m", "colonnade", "train", str(config), "parallel.tp=2", "--dry-run"]]
+    monkeypatch.setattr(begin, "note_fewer_ranks", noted.append)
+    words = ["train", str(config), "parallel.tp=2"]
+    for more, notes in ((["--dry-run"], 0), ([], 1), (["--profile", "1:2"], 2)):
+        assert here(*words, *more).status == 0
+        assert started.pop() == [sys.executable, "-m", "colonnade", *words, *more] and len(noted) == notes
+
+
+def test_ranks_that_audit_read_the_configuration_that_this_process_has_read(
+    monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    """Whatever becomes of the file before they have come so far."""
+    started: list[tuple[object, ...]] = []
+
+    def run_ranks(num_ranks: int, command: list[str], *, file: str | None, **_: object) -> int:
+        started.append((num_ranks, command[3:], file))
+        return 7
+
+    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    assert here("train", config, "parallel.tp=2", "--audit").status == 7
+    assert started == [(2, ["train", str(config), "parallel.tp=2", "--audit"], config.read_text())]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_but_for_an_audit(
+    monkeypatch: pytest.MonkeyPatch, config: Path, tmp_path: Path
+) -> None:
+    """A dry run tells everything that the run would be refused for."""
+    monkeypatch.setattr(launch, "run_ranks", lambda *_, **__: 7)
+    (tmp_path / "file").touch()
+    words = ("train", config, "parallel.tp=2", f"run.folder={tmp_path}/file/run")
+    for more in ((), ("--dry-run",)):
+        answer = here(*words, *more)
+        assert answer.status == 2 and f"{tmp_path}/file" in answer.err, answer
+    assert here(*words, "--audit").status == 7
 
 
 def test_fine_tuning_without_a_sweep_is_one_run(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:

@@ -17,15 +17,16 @@ from colonnade.errors import ColonnadeError
 def test_the_model_is_held_against_xz_on_the_stories_that_it_was_not_trained_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stories = ["the same words " * 50, "one two three " * 40, "a dog and a cat ran home", "and nobody knew why"]
+    stories = ["the same words " * 50, "one two three " * 40, "a dog and a cat ran home", "“Who?” — “nobody”, said é"]
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in stories))
     (tmp_path / "run").mkdir()
     lines = [json.dumps({"validation_bits_per_byte": each}) for each in (3.0, 2.125)]
     (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     _compare_with_xz(tmp_path, tmp_path / "text.jsonl")
     kept = "\n".join(stories[2:]).encode()
-    model, xz, _ = capsys.readouterr().out.splitlines()
-    assert "2.125 bits per byte" in model and xz.endswith(f"{8 * len(lzma.compress(kept, preset=9)) / len(kept):.3f}")
+    model, *others = capsys.readouterr().out.splitlines()
+    told = [f"{8 * len(lzma.compress(text, preset=9)) / len(text):.3f}" for text in (kept, "\n".join(stories).encode())]
+    assert "2.125 bits per byte" in model and [line.split()[-1] for line in others] == told
 
 
 def test_it_stops_half_way_goes_on_and_looks_at_what_it_has_made(
@@ -58,10 +59,12 @@ def test_it_is_not_run_where_it_has_been(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.parametrize("status", [3, -9])
 def test_it_ends_with_the_first_command_that_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int
 ) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda words, check: subprocess.CompletedProcess(words, 3))
-    with pytest.raises(ColonnadeError, match=r"`colonnade train` failed with exit status 3"):
+    """Or is killed."""
+    monkeypatch.setattr(subprocess, "run", lambda words, check: subprocess.CompletedProcess(words, status))
+    with pytest.raises(ColonnadeError, match=rf"`colonnade train` failed with exit status {status};"):
         demo._run("train", "a b.toml", 5)
     assert capsys.readouterr().out == "\n$ colonnade train 'a b.toml' 5\n"

@@ -40,6 +40,18 @@ def test_ctrl_c_comes_when_all_processes_are_known() -> None:
     assert [process.exitcode for process in started] == [-signal.SIGTERM] * 2
 
 
+def test_where_a_start_fails_this_process_hears_ctrl_c_as_before() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(OSError, match="no more processes"), deaf_to_ctrl_c():
+            raise OSError("no more processes")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
 def test_processes_of_another_thread_are_deaf_too_and_this_one_is_left_as_it_was() -> None:
     """Only the main thread may say what a signal does."""
     before, seen = signal.getsignal(signal.SIGINT), []

@@ -28,6 +28,7 @@ URLS = {
     "https://host/corpus#access_token=s3cr3t": "https://host/corpus#access_token=…",
     "s3://AKIA:s3cr3t/with/slashes@bucket/corpus": "s3://…@bucket/corpus",
     "s3://user:s3cr3t@s3cr3t@bucket/corpus": "s3://…@bucket/corpus",
+    "s3://AKIA:s3cr3t/with@bucket/corpus?mail=ann@home": "s3://…@bucket/corpus?mail=…",
     "simplecache::s3://u:s3cr3t@bucket/corpus": "simplecache::s3://…@bucket/corpus",
     "s3:/u:s3cr3t@b/c": "s3:/…@b/c",
     "gs+x://u:s3cr3t@b/c.bin: there is none": "gs+x://…@b/c.bin: there is none",
@@ -40,6 +41,7 @@ HARMLESS = [
     "a?b=c",
     "x = 1 # y",
     "s3://b/a@v1/c",
+    "https://host:8080/a@v1/c",
     "C:\\x",
 ]
 

@@ -169,6 +169,18 @@ def test_a_process_that_nobody_has_waited_for_is_dead() -> None:
     process.communicate()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_when_a_process_was_born_does_not_hang_on_its_name() -> None:
+    """Which may have brackets and spaces, as the kernel writes it into the same line."""
+    name, born = Path("/proc/self/comm"), module._born(os.getpid())
+    before = name.read_text()
+    try:
+        name.write_text("a) S 1 (b")
+        assert born.isdigit() and module._born(os.getpid()) == born
+    finally:
+        name.write_text(before)
+
+
 def test_a_process_that_has_the_number_of_a_dead_one_is_not_taken_for_it(tmp_path: Path) -> None:
     """As process 1 of a container that was started again."""
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)

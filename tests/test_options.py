@@ -26,7 +26,7 @@ from colonnade.serving.measurement import OWN, Measurement
 from colonnade.train import change_requests, start
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.verify import verify as verification
-from tests.commands import TINIEST, here
+from tests.commands import TINIEST, Answer, here
 
 Told = dict[str, Any]
 OF_A_MODEL = [
@@ -58,7 +58,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
         named.pop("to_take_less", None)
         told["opened"] = {"path": path, **named}
         model = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(seq_length=16)))
-        yield model, SimpleNamespace(rank=0)
+        yield model, SimpleNamespace(rank=told.get("rank", 0))
 
     def check_options(checkpoint: Path, *, more: object, **named: Any) -> None:
         told["checked"] = {"path": checkpoint, **named}
@@ -107,6 +107,13 @@ def test_as_many_ranks_are_started_as_axes_have_places(
     assert "opened" not in told
 
 
+@pytest.mark.parametrize("command", OF_A_MODEL[1:], ids=lambda command: command[0])
+def test_what_ranks_have_found_together_is_shown_by_the_first(told: Told, command: tuple[str, ...]) -> None:
+    told["rank"] = 1
+    assert here(command[0], "run", *command[1:], "--tp", 2) == Answer(0, "", "")
+    assert "opened" in told and told.keys().isdisjoint({"show_with_overlap", "show"})
+
+
 def test_a_text_is_written_on_as_it_was_asked_for(told: Told, tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("b\n")
     asked = ("--max-new-tokens", 7, "--temperature", 0.5, "--top-k", 3, "--top-p", 0.25, "--seed", 9)
@@ -118,6 +125,9 @@ def test_a_text_is_written_on_as_it_was_asked_for(told: Told, tmp_path: Path) ->
         "sampling": Sampling(0.5, 3, 0.25, 9),
         "as_json": True,
     }
+    (tmp_path / "talks.jsonl").write_text('{"messages": [{"role": "user", "content": "b"}]}\n')
+    here("generate", "run", "--messages", tmp_path / "talks.jsonl")
+    assert told["print_continuations options"]["chats"] == [[{"role": "user", "content": "b"}]]
     here("generate", "run", "--prompt", "a", "--chat")
     (chat,) = told["print_continuations options"]["chats"]
     assert chat[-1]["content"] == "a" and not told["print_continuations options"]["as_json"]
@@ -175,6 +185,16 @@ def test_predictions_are_made_as_they_were_asked_for(told: Told, tmp_path: Path)
     assert (told["show"], told["show options"]) == (("predictions", output), {"as_json": True})
 
 
+def test_what_an_overlap_needs_is_missed_before_ranks_start(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "colonnade.data.overlap", None)  # as where what it imports is not installed
+    monkeypatch.setattr(launch, "is_rank", lambda: False)
+    monkeypatch.setattr(launch, "run_ranks", noting(told, "ranks", answer=7))
+    words = ("evaluate", "run", "lambada", "--data", "d", "--tp", 2)
+    answer = here(*words, "--overlap", "web")
+    assert answer.status == 2 and 'Run `pip install "colonnade[data]"`' in answer.err and "ranks" not in told
+    assert here(*words).status == 7, "which nobody needs who asks for none"
+
+
 def test_texts_are_read_as_they_were_asked_for(told: Told, tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("b\n")
     here("fill-mask", "run", "--text", "a", "--texts", tmp_path / "more.txt", "--top", 3)
@@ -182,6 +202,14 @@ def test_texts_are_read_as_they_were_asked_for(told: Told, tmp_path: Path) -> No
     here("embed", "run", "--text", "a", "--texts", tmp_path / "more.txt", "--batch-size", 3, "--no-normalize")
     assert told["embeddings"][2] == ["a", "b"]
     assert told["embeddings options"] == {"batch_size": 3, "normalize": False}
+
+
+def test_texts_that_lost_their_end_are_told_beside_the_vectors(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose lines are read by another program."""
+    monkeypatch.setattr(encoder, "embeddings", lambda *_, **__: (torch.tensor([[0.5, 1.0], [0.25, 2.0]]), 1))
+    answer = here("embed", "run", "--text", "a", "--text", "é")
+    assert answer.out == '{"text": "a", "vector": [0.5, 1.0]}\n{"text": "é", "vector": [0.25, 2.0]}\n'
+    assert answer.err == "1 of 2 texts lost their end: the model reads 16 tokens.\n"
 
 
 def test_weights_are_converted_as_they_were_asked_for(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,12 +337,28 @@ def test_text_is_cleaned_and_joined_as_it_was_asked_for(told: Told, monkeypatch:
     assert (told["clean"], told["clean options"]) == (("a recipe",), {"progress": False})
     here("data", "clean", "web.toml")
     assert told["load"][1] == [] and told["clean options"] == {"progress": True}
+    monkeypatch.setitem(sys.modules, "colonnade.data.cleaning", None)  # as where what it imports is not installed
+    needs = 'needs the package colonnade.data.cleaning, which is not installed. Run `pip install "colonnade[data]"`.'
+    answer = here("data", "clean", "web.toml")
+    assert (answer.status, answer.out) == (2, "") and needs in answer.err
     monkeypatch.setattr(writer, "merge", noting(told, "merge", answer=["b"]))
     monkeypatch.setattr(inspect, "inspect", lambda prefix: {"documents": 1, "tokens": 1200, "dtype": "uint16"})
     answer = here("data", "merge", "a", "b", "--output", "x", "--overwrite")
     assert told["merge"] == (["a", "b"], "x") and told["merge options"] == {"overwrite": True}
     first, note = answer.out.splitlines()
     assert first == "x: 1 document, 1,200 tokens (uint16)." and "because b has none" in note
+
+
+def test_what_a_token_file_holds_none_of_is_told_and_what_is_not_known_is_not(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"documents": 1200, "empty_documents": 0, "tokenizer": None, "dtype": "uint16"}
+    monkeypatch.setattr(inspect, "inspect", noting(told, "inspect", answer=found))
+    lines = here("data", "inspect", "tokens").out.splitlines()
+    assert told["inspect"] == ("tokens",)
+    assert list(map(str.split, lines)) == [["documents", "1,200"], ["empty", "documents", "0"], ["dtype", "uint16"]]
+    wanted = '{"documents": 1200, "empty_documents": 0, "tokenizer": null, "dtype": "uint16"}\n'
+    assert here("data", "inspect", "tokens", "--json").out == wanted
 
 
 def test_ranks_that_answer_hold_the_model_that_was_asked_for(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:

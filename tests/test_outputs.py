@@ -100,6 +100,9 @@ def test_predictions_do_not_replace_what_they_are_made_of(tmp_path: Path) -> Non
         said = refused("predict", tmp_path / "run", given, "--output", output)
         assert f"--output {output}: {lost} is among what this command is given" in said
     assert "cannot be written to" in refused("predict", tmp_path / "run", rows, "--output", f"{NOWHERE}/p.jsonl")
+    for command in (("predict", tmp_path / "run", rows), ("embed", tmp_path / "run", "--text", "dog")):
+        output = tmp_path / "new" / ("v.npy" if command[0] == "embed" else "p.jsonl")
+        assert f"there is no folder {tmp_path / 'new'}. Make it" in refused(*command, "--output", output)
     texts = tmp_path / "texts.npy"
     texts.write_text("a text\n")
     assert "is among what" in refused("embed", tmp_path / "run", "--texts", texts, "--output", texts)

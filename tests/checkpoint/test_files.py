@@ -36,7 +36,7 @@ def stored(tmp_path: Path) -> tuple[Path, StoredShard, torch.Tensor]:
 @pytest.mark.parametrize(
     "box", [WHOLE, Box((3, 0, 0), (7, 6, 4)), Box((0, 2, 0), (11, 3, 4)), Box((5, 1, 2), (6, 4, 1))]
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
 def test_a_box_is_read_block_by_block(
     stored: tuple[Path, StoredShard, torch.Tensor],
     rows: int,
@@ -44,7 +44,7 @@ def test_a_box_is_read_block_by_block(
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of all columns or some, in the stored dtype or another, in blocks of so many rows, the last one shorter."""
+    """Of all columns or some, in the stored dtype or another, though it be as wide, in blocks of so many rows."""
     path, shard, numbers = stored
     monkeypatch.setattr(files, "BLOCK", rows * 6 * 4 * 4)
     read, largest = os.preadv, list[int]()
@@ -137,6 +137,26 @@ def test_numbers_that_are_not_plain_or_not_in_their_archive_are_refused(tmp_path
     stored = StoredShard(WHOLE, path.name, 1000, len(content))
     with path.open("rb") as file, pytest.raises(zipfile.BadZipFile, match=r"where (they|it) should be"):
         files.read_box(file, stored, torch.float32, WHOLE, torch.empty(SIZES))
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_numbers_end_within_their_archive_though_the_file_goes_on(
+    stored: tuple[Path, StoredShard, torch.Tensor], beyond: int
+) -> None:
+    """What follows is another tensor's. How much an entry has before its numbers is said by itself."""
+    path, shard, numbers = stored
+    content = bytearray(path.read_bytes() + b"x" * 2000)
+    header = content.rindex(b"PK\x03\x04", 0, content.index(b"/data/0"))
+    name, more = struct.unpack_from("<HH", content, header + 26)
+    room = shard.start + shard.length - (header + files.LOCAL_HEADER + name + more + numbers.nbytes)
+    struct.pack_into("<H", content, header + 28, more + room + beyond)
+    path.write_bytes(content)
+    with path.open("rb") as file:
+        if not beyond:
+            files.read_box(file, shard, torch.float32, WHOLE, torch.empty(SIZES))
+            return
+        with pytest.raises(zipfile.BadZipFile, match="its numbers end behind it"):
+            files.read_box(file, shard, torch.float32, WHOLE, torch.empty(SIZES))
 
 
 class Late(ThreadPoolExecutor):

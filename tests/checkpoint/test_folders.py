@@ -67,6 +67,15 @@ def test_of_a_link_to_an_archive_only_the_link_goes(tmp_path: Path) -> None:
     assert (archive / "step_00000010" / "weights").exists()
 
 
+def test_a_link_that_leads_nowhere_makes_room_for_a_checkpoint(tmp_path: Path) -> None:
+    """To an archive that is not mounted any more, say."""
+    final, partial = tmp_path / "step_00000010", tmp_path / ".step_00000010.partial"
+    final.symlink_to(tmp_path / "unmounted" / "step_00000010")
+    partial.mkdir()
+    publish(partial, final, 2, none)
+    assert list(tmp_path.iterdir()) == [final] and final.is_dir() and not final.is_symlink()
+
+
 def test_what_is_written_again_stays_though_it_is_old(tmp_path: Path) -> None:
     """A run that goes on from an older checkpoint comes by the same steps; what lay there was another."""
     make(tmp_path, 10, 20, 30)
@@ -143,6 +152,7 @@ def test_what_is_undone_goes_from_the_newest_on(tmp_path: Path, monkeypatch: pyt
 
 def test_a_step_has_one_name(tmp_path: Path) -> None:
     """Eight digits, more where it takes them: other names are somebody's own."""
-    for name in ("step_00000007", "step_100000000", "step_000000008", "step_9", "step_00000009.old"):
+    names = ("step_00000007", "step_100000000", "step_99999999", "step_000000008", "step_9", "step_00000009.old")
+    for name in names:
         (tmp_path / name).mkdir()
-    assert list(checkpoints_in(tmp_path)) == [7, 100_000_000]
+    assert list(checkpoints_in(tmp_path)) == [7, 99_999_999, 100_000_000], "in the order of steps, not of names"

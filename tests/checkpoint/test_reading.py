@@ -1,5 +1,6 @@
 """What is read of a checkpoint: the files that a rank needs, the tensors that it may lack, every byte for its hash."""
 
+import struct
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from colonnade.checkpoint.manifest import Manifest, SavedTensor, StoredShard, ha
 from colonnade.checkpoint.plan import Box, Shard
 from colonnade.checkpoint.save import save
 from colonnade.errors import CheckpointError
+from tests.distributed import run_on_ranks
 
 
 def rows(*counts: int) -> SavedTensor:
@@ -85,6 +87,34 @@ def test_a_file_may_be_as_long_as_is_allowed_and_no_longer(tmp_path: Path) -> No
     assert read_plain(tmp_path / "file", 5) == b"12345" and read_plain(tmp_path / "empty", 0) == b""
     with pytest.raises(CheckpointError, match=r"file has 5 bytes, and no checkpoint of Colonnade has one of more than"):
         read_plain(tmp_path / "file", 4)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (24,), (6, 4, 1)])
+def test_a_tensor_of_as_many_numbers_is_another_one(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    path = save(tmp_path, 1, [Shard(name, (6, 4), (0, 0), torch.ones(6, 4)) for name in ("v", "w")], {})
+    wanted = [Shard("v", (6, 4), (0, 0), torch.zeros(6, 4)), Shard("w", shape, (0,) * len(shape), torch.zeros(shape))]
+    with pytest.raises(CheckpointError) as refused:
+        load(path, wanted)
+    assert f"tensors of other shapes:\n  w: [6, 4] in the checkpoint, {list(shape)} wanted\n" in str(refused.value)
+
+
+def half(rank: int, num_ranks: int, folder: Path) -> None:
+    save(folder, 1, [Shard("w", (6, 4), (3 * rank, 0), torch.ones(3, 4))], {})
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_of_a_tensor_in_two_files_that_which_cannot_be_read_is_named(tmp_path: Path, damaged: int) -> None:
+    """By its hash, where all but a number is as it was; and without hashes, where nothing is."""
+    run_on_ranks(half, 2, tmp_path)
+    path, wanted = tmp_path / "step_00000001", [Shard("w", (6, 4), (0, 0), torch.zeros(6, 4))]
+    file = path / f"__{damaged}_0.distcp"
+    sound = file.read_bytes()
+    one = struct.pack("<f", 1.0)
+    for content, check_hashes in ((sound.replace(one, bytes(4), 1), True), (bytes(len(sound)), False)):
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError) as refused:
+            load(path, wanted, check_hashes=check_hashes)
+        assert str(refused.value).startswith(f"{file} is damaged: ")
 
 
 def test_whoever_verifies_a_checkpoint_is_told_each_file_and_which_is_missing(tmp_path: Path) -> None:

@@ -116,16 +116,16 @@ def test_the_manifest_comes_last_and_goes_first(tmp_path: Path, calls: list[str]
 
 
 def test_steps_are_told_in_their_order_whatever_the_storages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one that lists names as texts, or as they come."""
+    """Of one that lists names as texts, or as they come, or folders with a slash behind them."""
     stored, listed = Stored("faulty://bucket/run"), FaultyStorage.ls
     for step in (4, 100_000_000, 12):
         put(stored, step, tmp_path / str(step))
-    for turned in (False, True):
-        monkeypatch.setattr(
-            FaultyStorage,
-            "ls",
-            lambda self, path, turned=turned, **more: sorted(listed(self, path, **more), key=str, reverse=turned),
-        )
+    for turned, mark in ((False, ""), (True, ""), (True, "/")):
+
+        def ls(self: FaultyStorage, path: str, detail: bool, turned: bool = turned, mark: str = mark) -> list[str]:
+            return sorted((f"{each}{mark}" for each in listed(self, path, detail=detail)), reverse=turned)
+
+        monkeypatch.setattr(FaultyStorage, "ls", ls)
         assert list(stored.steps()) == [4, 12, 100_000_000]
 
 

@@ -119,6 +119,27 @@ def test_a_machines_part_keeps_its_temporary_name_and_needs_no_room_for_the_rest
     assert verify(part).metadata == {"samples": 3}
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_save_begins_where_there_is_room_for_all_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """And not where a byte is lacking, however wide they are."""
+    numbers = [Shard(name, (30, 5), (0, 0), torch.ones(30, 5, dtype=dtype)) for name in ("v", "w")]
+    needed, written = 2 * 150 * dtype.itemsize, list[int]()
+    original = _HashingStream.write
+    monkeypatch.setattr(
+        _HashingStream, "write", lambda stream, data: (written.append(len(data)), original(stream, data))[1]
+    )
+    for lacking in (1, 0):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, lacking=lacking: SimpleNamespace(free=needed - lacking))
+        if lacking:
+            with pytest.raises(CheckpointError, match="The disk is full"):
+                save(tmp_path, 1, numbers, {})
+            assert not written and not list(tmp_path.iterdir())
+        else:
+            assert verify(save(tmp_path, 1, numbers, {})).step == 1 and sum(written) > needed
+
+
 def test_a_rank_whose_box_is_empty_writes_nothing_of_that_tensor(tmp_path: Path) -> None:
     """As one of many ranks that cut a short dim."""
 

@@ -80,15 +80,17 @@ def test_ranks_on_some_gpus_see_these_alone(
         assert launch._environment((3, 1), tmp_path, False, rank, 9).get("CUDA_VISIBLE_DEVICES") == seen
 
 
+@pytest.mark.parametrize("loopback", ["lo", "lo0"])
 @pytest.mark.parametrize("own", ["", "tun0"])
 def test_ranks_of_one_machine_talk_over_its_loopback_unless_told_otherwise(
-    environment: pytest.MonkeyPatch, tmp_path: Path, own: str
+    environment: pytest.MonkeyPatch, tmp_path: Path, own: str, loopback: str
 ) -> None:
-    environment.setattr(launch.socket, "if_nameindex", lambda: [(1, "eth0"), (2, "lo")])
+    """Which has another name on a Mac."""
+    environment.setattr(launch.socket, "if_nameindex", lambda: [(1, "eth0"), (2, loopback)])
     environment.delenv("GLOO_SOCKET_IFNAME", raising=False)
     if own:
         environment.setenv("GLOO_SOCKET_IFNAME", own)
-    assert launch._environment((0,), tmp_path, False, 0, 9)["GLOO_SOCKET_IFNAME"] == (own or "lo")
+    assert launch._environment((0,), tmp_path, False, 0, 9)["GLOO_SOCKET_IFNAME"] == (own or loopback)
     environment.setattr(launch.socket, "if_nameindex", lambda: [(1, "eth0")])
     assert launch._environment((0,), tmp_path, False, 0, 9).get("GLOO_SOCKET_IFNAME", "") == own
 

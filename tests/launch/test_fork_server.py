@@ -248,6 +248,25 @@ def test_a_new_process_has_the_descriptors_that_a_forked_one_has(tmp_path: Path)
         os.close(each)
 
 
+WITH_INPUT = """
+import os, sys
+from colonnade.launch.starter import Starter
+with open(sys.argv[1], "w+b") as output, open(os.devnull, "wb") as errors:
+    reads = "import sys; print(sys.stdin.read(), end='')"
+    starter = Starter([sys.executable, "-c", reads], (), print)
+    statuses = [starter.start("rank", os.environ, 2, each, errors).wait() for each in (output, None)]
+assert statuses == [0, 0]
+"""
+
+
+def test_a_new_process_has_the_input_where_it_has_the_output(tmp_path: Path) -> None:
+    """What another one reads would be lost to rank 0."""
+    command = [sys.executable, "-c", WITH_INPUT, str(tmp_path / "output")]
+    done = subprocess.run(command, input="to be read", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "to be read", "")
+    assert (tmp_path / "output").read_text() == ""
+
+
 def test_ranks_outlive_the_server_and_it_ends_with_its_starter(modules: Path, tmp_path: Path) -> None:
     program = f"""
 import os, sys, time

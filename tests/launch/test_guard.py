@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.launch.guard import tidy
+from colonnade.launch.guard import line_of, tidy
 from colonnade.mesh.process import process_id_of
 
 
@@ -34,6 +34,25 @@ def test_a_process_that_was_given_an_old_number_is_left_alone(
     (tmp_path / "folder").mkdir()
     tidy([rank], str(tmp_path / "folder"))
     assert sleeper.wait(60) == -9 and not (tmp_path / "folder").exists()
+
+
+def test_it_ends_all_ranks_and_removes_all_folders_that_it_was_told(tmp_path: Path) -> None:
+    """As a process beside a supervisor that is killed, in the midst of a line perhaps."""
+    folders = [tmp_path / name for name in ("ranks", "memory")]
+    for folder in folders:
+        (folder / "deep").mkdir(parents=True)
+    asleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    ranks = [subprocess.Popen(asleep, start_new_session=True) for _ in range(2)]
+    try:
+        told = b"".join(line_of(process_id_of(rank.pid)) for rank in ranks)
+        command = [sys.executable, "-m", "colonnade.launch.guard", *map(str, folders)]
+        done = subprocess.run(command, input=told + b'{"host": "he', capture_output=True, timeout=60)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+        assert [rank.wait(60) for rank in ranks] == [-signal.SIGKILL] * 2 and not list(tmp_path.iterdir())
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
 
 
 def test_what_a_rank_has_started_ends_with_it(tmp_path: Path) -> None:

@@ -631,7 +631,7 @@ def test_cores_are_shared_between_local_ranks(monkeypatch: pytest.MonkeyPatch) -
     assert run_on_ranks(threads, 1) == [2]
 
 
-@pytest.mark.parametrize(("rank", "size"), [("one", "2"), ("0", "two"), ("5", "2"), ("-1", "2"), ("", "1")])
+@pytest.mark.parametrize(("rank", "size"), [("one", "2"), ("0", "two"), ("5", "2"), ("2", "2"), ("-1", "2"), ("", "1")])
 def test_an_environment_that_names_no_rank(monkeypatch: pytest.MonkeyPatch, rank: str, size: str) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", size)

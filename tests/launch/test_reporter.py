@@ -47,6 +47,23 @@ def test_a_rank_of_this_machine_that_has_ended_is_gone_unless_it_said_why(
         assert mine.gone == gone and board.is_alarmed() is bool(gone)
 
 
+@pytest.mark.parametrize("lost", [4, 5, 7])
+def test_whichever_rank_of_this_machine_has_ended_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    """Before this one or behind it, and no rank of another machine; its own process is no matter to itself."""
+    monkeypatch.setattr(
+        reporter, "has_ended", lambda process: process in {report(each).process for each in (3, 6, lost)}
+    )
+    board = FolderBoard(tmp_path)
+    mine = Reporter(range(12), 6, board, lambda left, explained: report(6), range(4, 8))
+    for rank in range(12):
+        board.post(rank, report(rank).to_json())
+    for _ in range(2):
+        mine._round()
+    assert mine.gone == {lost: NO_WORD}
+
+
 def test_how_a_rank_ended_is_as_the_supervisor_saw_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which knows more than that it is not there any more."""
     monkeypatch.setattr(reporter, "has_ended", lambda _: True)

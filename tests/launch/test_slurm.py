@@ -114,6 +114,17 @@ def test_ranks_of_a_tensor_parallel_group_share_a_node(config: Path, ranks: int,
     assert any("would lie across two nodes" in each for each in found) != fits
 
 
+@pytest.mark.parametrize(("nodes", "ranks", "more"), [(3, 6, ""), (5, 4, ", or parallel.dp=5")])
+def test_for_more_ranks_another_layout_is_proposed_where_copies_come_out_even(
+    config: Path, nodes: int, ranks: int, more: str
+) -> None:
+    known = load(config)
+    parallel = known.parallel.model_copy(update={"tp": 2, "pp": 2, "dp": 4})
+    (found,) = problems(known.model_copy(update={"parallel": parallel}), Job(nodes, ranks, "60", gpus=False))
+    assert found.startswith(f"{nodes} nodes × {ranks} ranks = {nodes * ranks} ranks, but ")
+    assert found.endswith(f"each place needs a rank. Ask for 16{more}.")
+
+
 @pytest.mark.parametrize(("array", "fits"), [("1", True), ("1-1", True), ("9-10", True), ("4-1", False), ("1-", False)])
 def test_stages_rise(settings: Config, array: str, fits: bool) -> None:
     found = list(problems(settings, Job(2, 8, "24:00:00", array=array)))
@@ -134,9 +145,10 @@ def test_the_log_has_a_folder(config: Path, tmp_path: Path) -> None:
     answer = here(*arguments, f"run.folder={tmp_path}/runs/a/books")
     assert (answer.status, answer.err) == (0, "") and (tmp_path / "runs" / "a").is_dir(), answer
     (tmp_path / "file").touch()
-    answer = here(*arguments, f"run.folder={tmp_path}/file/books")
-    assert answer.status == 0 and answer.out.startswith("#!/bin/bash"), answer
-    assert f"{tmp_path}/file, where Slurm writes the job's log, cannot be made here" in answer.err
+    for logs in ("file", "file/deep"):
+        answer = here(*arguments, f"run.folder={tmp_path}/{logs}/books")
+        assert answer.status == 0 and answer.out.startswith("#!/bin/bash"), answer
+        assert f"{tmp_path}/{logs}, where Slurm writes the job's log, cannot be made here" in answer.err
 
 
 def test_a_job_has_a_minute_before_its_margin(settings: Config) -> None:

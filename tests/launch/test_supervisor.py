@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from colonnade.launch import supervisor
-from colonnade.launch.board import explanation_file, report_file
+from colonnade.launch.board import FolderBoard, explanation_file, report_file
 from colonnade.launch.launch import run_on
 from colonnade.launch.supervisor import (
     CRASH,
@@ -119,6 +119,30 @@ def test_what_is_shown_of_a_failure(
     assert capsys.readouterr().err == shown.removesuffix("Run it again.\n")
 
 
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("shown", ["", "a warning\n"])
+def test_of_a_failure_that_is_shown_which_was_not_yet(
+    rank: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], shown: str, number: int
+) -> None:
+    """What rank 0 said before is on the terminal; of other ranks nothing is."""
+    lost = rank(number, 3, said="a warning\nit broke\n", printed="not shown")
+    lost.shown = len(shown)
+    assert of(tmp_path, lost)._show_cause(lost, 3) == 3
+    head = "rank 1 failed with exit status 3:\n" if number else ""
+    assert capsys.readouterr().err == head + ("" if shown else "a warning\n") + "it broke\n"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_nobody_explains_the_end_of_a_run_that_was_asked_to_end(
+    rank: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    """By a second Ctrl-C ranks are killed: who looks at reports then has something to wait for."""
+    awaited = list[str]()
+    monkeypatch.setattr(Supervisor, "_await_explanations", lambda self: awaited.append("explanations"))
+    run = of(tmp_path, rank(0, 0), rank(1, -signal.SIGKILL), asked=[signal.SIGINT, signal.SIGKILL] if asked else [])
+    assert run._fail() == (130 if asked else 137) and awaited == ([] if asked else ["explanations"])
+
+
 def test_what_rank_0_says_is_shown_once_and_in_order(
     rank: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +187,25 @@ def test_a_rank_that_stands_still_itself_is_not_awaited(
     run.__dict__["_wait"] = wait
     run._await_explanations()
     assert now[0] - 100.0 == pytest.approx(until, abs=0.25)
+
+
+@pytest.mark.parametrize(
+    ("status", "stopping", "noted"),
+    [
+        *((0, False, False), (UNFINISHED, False, False), (128 + signal.SIGINT, False, False), (STUCK, False, False)),
+        *((1, False, True), (-signal.SIGKILL, False, True), (-signal.SIGKILL, True, False)),
+    ],
+)
+def test_who_waits_for_a_rank_that_has_ended_badly_is_told_how(
+    rank: Make, tmp_path: Path, status: int, stopping: bool, noted: bool
+) -> None:
+    """And not of one that waited itself, ended as it was asked to, or was made to end: that explains nothing."""
+    ended = rank(1, None)
+    ended.process = SimpleNamespace(pid=-1, wait=lambda: status)  # type: ignore[assignment]
+    run = of(tmp_path, ended, asked=[signal.SIGINT], stopping=stopping)
+    run._await(ended)
+    assert FolderBoard(tmp_path).ended() == ({1: _how(status)} if noted else {})
+    assert (ended.status, run.events.get(timeout=10)) == (status, ended)
 
 
 def test_ranks_are_waited_for_until_they_have_ended(rank: Make, tmp_path: Path) -> None:

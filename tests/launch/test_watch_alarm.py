@@ -37,6 +37,19 @@ def test_after_an_alarm_a_rank_that_waits_ends_long_before_its_limit(
         assert ledger.wait(second, lambda: ended.wait(30.0))
 
 
+def test_after_an_alarm_a_rank_waits_on_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whom it waits for may be on its way."""
+    mesh, board, ended = paper_mesh(Layout(tp=2), 0), FolderBoard(tmp_path), threading.Event()
+    board.tick = 0.01
+    watched = Watch(mesh, 600.0, board)
+    monkeypatch.setattr(watch, "_PATIENT", 600.0)
+    monkeypatch.setattr(watched, "_end", ended.set)
+    board.raise_alarm()
+    with watched:
+        entry = mesh.ledger.open("all_reduce", "tp", torch.ones(1), Site("here.py:1"))
+        assert not mesh.ledger.wait(entry, lambda: ended.wait(0.4))
+
+
 @pytest.fixture
 def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
     process = subprocess.Popen(["sleep", "100"])
