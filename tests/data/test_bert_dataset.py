@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -285,6 +286,16 @@ def test_a_text_from_elsewhere_begins_with_a_sentence_and_fills_the_room(tmp_pat
     assert len(far) > 70 and np.mean(far) > 0.85 and max(lengths) == 27
 
 
+def test_both_texts_have_a_token_where_one_sentence_is_longer_than_the_room(tmp_path: Path) -> None:
+    with TokenFileWriter(tmp_path / "file", np.dtype("<u2")) as writer:
+        for begin in range(FIRST, FIRST + 1_500, 150):
+            writer.add_document(np.arange(begin, begin + 150))
+    data = opened(TokenFile(tmp_path / "file"), BertCut("next"), seq_length=16)
+    for sample in range(len(data)):
+        first, second, _ = data._pair(sample, 0, draws(sample))
+        assert len(first) and len(second) and len(first) + len(second) <= 13
+
+
 def test_a_document_is_chosen_the_more_often_the_more_tokens_it_has(tmp_path: Path) -> None:
     """Of those that a sample's range touches: here 5 tokens and 15 by turns."""
     with TokenFileWriter(tmp_path / "file", np.dtype("<u2")) as writer:
@@ -430,5 +441,9 @@ def test_the_vocabulary_tells_what_masking_needs(tmp_path: Path) -> None:
     pieces = WordPieces.of(Tokenizer.load(tmp_path))
     assert (pieces.pad, pieces.classify, pieces.separate, pieces.mask) == (0, 2, 3, 4)
     assert pieces.ordinary.tolist() == [5, 6] and pieces.continues.tolist() == [False] * 6 + [True]
+    content = json.loads(Tokenizer.load(tmp_path).to_json())
+    content["model"]["vocab"]["##ing"] = 8
+    with_gap = WordPieces.of(Tokenizer.from_json(json.dumps(content)))
+    assert with_gap.ordinary.tolist() == [5, 8], "an id that is no token stands for none"
     with pytest.raises(DataError, match=r"has no \[PAD\], .*\[MASK\]: masked samples"):
         WordPieces.of(train_bpe(["some text"], 260))

@@ -56,6 +56,15 @@ def test_rare_data_sets_are_in_proportion_too() -> None:
     assert blend.counts(blend.total).tolist() == list(blend.weights)
 
 
+def test_a_data_set_of_just_one_sample_in_the_longest_block_is_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those that are one sample rarer are mixed as rare ones."""
+    monkeypatch.setattr(blend_module, "_LONGEST_BLOCK", 1 << 11)
+    for rest, error in ((2_046, 1), (2_047, 1), (2_048, 1.5)):
+        blend = Blend([rest, 1])
+        assert largest_error(blend, 0, LENGTH) < error
+        assert blend.counts(2 * (rest + 1)).tolist() == [2 * rest, 2]
+
+
 def test_behind_a_rare_sample_the_frequent_ones_go_on_where_they_were() -> None:
     blend = Blend([10**6, 2 * 10**6, 1])
     place = blend.locate(np.arange(1_499_000, 1_501_000))

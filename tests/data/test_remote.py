@@ -71,6 +71,7 @@ def test_every_range_is_the_same(uploaded: tuple[str, TokenFile], tmp_path: Path
     assert file.document(2).tolist() == local.document(2).tolist()
     assert read_sidecar(file) == read_sidecar(local)
     assert pickle.loads(pickle.dumps(file)).read(3, 4).tolist() == [3, 4, 5, 6]
+    assert len(list((tmp_path / "cache").rglob("url"))) == 1, "another process reads the same copies"
 
 
 def test_what_is_here_is_not_fetched_again(

@@ -82,6 +82,11 @@ def test_up_to_so_many_tasks_a_part_has_one_file_of_its_name(cleaned: Path, toke
     assert sorted(path.name for path in (cleaned / "tokens").glob("*.idx")) == ["test.idx", "train.idx"]
 
 
+@pytest.mark.parametrize(("tasks", "files"), [(1, 1), (1_023, 1), (1_024, 1), (1_025, 2), (2_048, 2)])
+def test_as_many_files_as_it_takes(tasks: int, files: int) -> None:
+    assert num_joins(tasks) == files
+
+
 def test_files_are_not_joined_with_another_tokenizer_than_their_tokens_were_made_with(
     cleaned: Path, tokenizer: Tokenizer
 ) -> None:

@@ -46,6 +46,11 @@ def test_training(tokenizer: Tokenizer, stories: list[str]) -> None:
 def test_training_needs_room_for_the_bytes() -> None:
     with pytest.raises(DataError, match=r"256 bytes and <\|endoftext\|> take 257"):
         train_bpe(["some text"], 256)
+    with pytest.raises(DataError, match=r"256 bytes, 3 sentinels and .* take 260\. Ask for 260 or more"):
+        train_bpe(["some text"], 259, sentinels=3)
+    assert train_bpe(["some text"], 257).vocab_size == 257
+    smallest = train_bpe(["some text"], 260, sentinels=3)
+    assert (smallest.vocab_size, smallest.id_of("<extra_id_2>")) == (260, 259)
 
 
 def test_a_poor_text_gives_a_smaller_vocabulary() -> None:

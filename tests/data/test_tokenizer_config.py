@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from colonnade.data import byte_level, sentencepiece, wordpiece
-from colonnade.data.tokenizer import Tokenizer
+from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.tokenizer_classes import OF_MODELS
 from colonnade.errors import DataError
 
@@ -150,6 +150,26 @@ def test_a_models_type_names_the_class_where_nothing_else_does(pair: Path, kind:
     assert Tokenizer.load(pair).is_gpt2_split
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "tokens"),
+    [
+        ("gpt2", "a\n\nb", ["a", "Ċ", "Ċ", "b"]),  # the last blank before a word is cut off
+        ("qwen2", "a\n\nb", ["a", "ĊĊ", "b"]),
+        ("qwen2", "a \n\nb", ["a", "Ġ", "ĊĊ", "b"]),
+        ("gpt2", "AT'SO", ["A", "T", "'", "SO"]),
+        ("qwen2", "AT'SO", ["A", "T", "'", "S", "O"]),  # an ending in capitals is one, too
+        ("qwen2", "at'so", ["a", "t", "'", "s", "o"]),
+        ("qwen2", "SO", ["SO"]),
+    ],
+)
+def test_words_are_cut_as_a_models_class_cuts_them(tmp_path: Path, kind: str, text: str, tokens: list[str]) -> None:
+    """A vocabulary with tokens of two letters shows which of these are in one word."""
+    save_pair(train_bpe(["a\n\n", "SO", "so"] * 9, 260), tmp_path / "vocab.json", tmp_path / "merges.txt")
+    write(tmp_path, config={"model_type": kind})
+    ours = Tokenizer.load(tmp_path)
+    assert [ours.names[token] for token in ours.encode(text)] == tokens
+
+
 OTHER_NAMES = ["LEDTokenizer", "RobertaTokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend", "OfSomeone"]
 
 
@@ -226,6 +246,13 @@ def test_tokens_that_older_folders_add(pair: Path) -> None:
     assert [ours.id_of(name) for name in ("<|user|>", "<keep>", "<pad>", "<other>")] == [600, 601, 602, None]
 
 
+def test_a_token_of_the_vocabulary_that_is_named_a_control_token_becomes_one(pair: Path) -> None:
+    plain = Tokenizer.load(pair)
+    name = next(name for name in plain.names[256:] if name.isascii() and name.isalpha())
+    ours = as_theirs(pair, tokenizer_config={"tokenizer_class": "GPT2Tokenizer", "pad_token": name})
+    assert ours.vocab_size == plain.vocab_size and ours.special_ids == plain.special_ids | {plain.id_of(name)}
+
+
 def test_files_beside_are_of_the_vocabulary_that_its_folder_has(pair: Path, tokenizer: Tokenizer) -> None:
     """Not of those that are named by a prefix, nor of a tokenizer.json."""
     write(pair, tokenizer_config={"tokenizer_class": "Qwen2Tokenizer"}, added_tokens={"<keep>": 600})
@@ -245,9 +272,14 @@ def test_files_beside_are_of_the_vocabulary_that_its_folder_has(pair: Path, toke
             '_class = "CLIPTokenizer", and .* other ids .*json',
         ),
         ({"config": {"tokenizer_class": "CTRLTokenizerFast"}}, r"[/]config\.json has .*CTRL.*GPT2Tokenizer"),
+        (
+            {"tokenizer_config": {"tokenizer_class": None}, "config": {"tokenizer_class": "CTRLTokenizer"}},
+            r"[/]config\.json has tokenizer_class = .*CTRL",
+        ),
         ({"config": {"model_type": "qwen3_5_moe"}}, 'model_type = "qwen3_5_moe", and Qwen3_5Tokenizer gives other ids'),
         ({"tokenizer_config": {"add_prefix_space": 1}}, r"add_prefix_space = 1, which is neither.*Copy"),
         ({"added_tokens": {"<a>": 605}}, r'"<a>" the id 605, and behind this vocabulary it gets 600.*Copy all'),
+        ({"added_tokens": {"<a>": 0}}, r'"<a>" the id 0, and behind this vocabulary it gets 600'),
         ({"added_tokens": {"Ġ": 605}}, r"the id 605, and .* gets 220: they do not belong together"),
         ({"added_tokens": {"<a>": True}}, r'added_tokens\.json has "<a>" = true, which is no id'),
         ({"tokenizer_config": {"added_tokens_decoder": {"x": added("<a>")}}}, "which is no table of tokens"),
@@ -334,6 +366,10 @@ def test_control_tokens_that_are_added_to_a_sentencepiece_model(tmp_path: Path, 
         ({"tokenizer_config": {"tokenizer_class": "XLMRobertaTokenizer"}}, "XLMRoberta.*LlamaTokenizer, T5Tokenizer"),
         ({"tokenizer_config": {"add_prefix_space": False}}, "add_prefix_space = false: the add_dummy_prefix of spiece"),
         ({"tokenizer_config": {"sp_model_kwargs": {"enable_sampling": True}}}, "sp_model_kwargs = .*same tokens"),
+        (
+            {"added_tokens": {"<|user|>": 400, "<keep>": 401}, "special_tokens_map": {"bos_token": "<|user|>"}},
+            'has an added token "<keep>" that text becomes',
+        ),
         ({"added_tokens": {"<keep>": 400}}, 'has an added token "<keep>" that text becomes'),
         ({"added_tokens": {"</s>": 400}}, 'the added token "</s>" the id 400, and behind this vocabulary it gets 2'),
     ],

@@ -99,6 +99,11 @@ def test_a_cased_vocabulary_keeps_case(tmp_path: Path) -> None:
     assert tokenizer.encode("dog Dog The") == [9, 13, 1]
 
 
+def test_names_in_brackets_do_not_make_a_vocabulary_a_cased_one(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_vocab(tmp_path, [*VOCAB, "[ENT]", "[unused0]"]))
+    assert tokenizer.encode("dog Dog The") == [9, 9, 5]
+
+
 def test_the_published_vocabulary() -> None:
     folder = SHARED / "bert-vocab"
     if not folder.is_dir():
@@ -222,8 +227,11 @@ def test_documents_without_text_are_nothing_to_train_on(kind: Any, tmp_path: Pat
     assert (found.documents, found.rejected) == (2, 1) and Tokenizer.load(made).vocab_size > 5
 
 
-def test_merges_of_number_signs_are_no_comments(tmp_path: Path) -> None:
-    """GPT-2 has one for ##; the first line alone says a version."""
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_merges_of_number_signs_are_no_comments(tmp_path: Path, ending: str) -> None:
+    """GPT-2 has one for ##; the first line alone says a version. Lines may end as on Windows."""
     (tmp_path / "vocab.json").write_text(json.dumps({"#": 0, "##": 1}))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n# #\n")
-    assert Tokenizer.load(tmp_path).encode("###") == [1, 0]
+    (tmp_path / "merges.txt").write_bytes(f"#version: 0.2{ending}# #{ending}".encode())
+    found = Tokenizer.load(tmp_path)
+    assert found.encode("###") == [1, 0]
+    assert (found.vocab_size, found.end_of_document) == (2, None), "nothing is added to what it has"

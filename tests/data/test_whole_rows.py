@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from colonnade.config.schema import DataConfig
 from colonnade.data import whole_rows
-from colonnade.data.gpt_dataset import GPTDataset
+from colonnade.data.gpt_dataset import GPTDataset, cut_of
 from colonnade.data.indexed import TokenFile, idx_path
 from colonnade.data.loader import as_batch
 from colonnade.data.packing import DocumentSpan, pack_whole
@@ -51,6 +53,7 @@ def test_answers_are_every_second_turn(
     start = data.draw(st.integers(0, file.num_tokens))
     stop = data.draw(st.integers(start, file.num_tokens))
     assert file.answered(start, stop).tolist() == expected[start:stop]
+    assert file.answered(start, start).tolist() == [], "as behind a document of one token"
 
 
 def test_what_is_longer_than_a_row_alone_is_left_out(tmp_path: Path) -> None:
@@ -66,6 +69,22 @@ def test_how_many_are_left_out_is_known_and_what_is_truncated_keeps_its_beginnin
     assert found.num_dropped == 0 and len(found) == 3
     tokens = {tuple(row) for row in found.rows(range(3)).tokens.tolist()}
     assert tokens >= {tuple(range(1, 9)), tuple(range(13, 21))}
+
+
+@pytest.mark.parametrize("length", [8, 9, 11, 12])
+def test_what_is_cut_loses_no_token(tmp_path: Path, length: int) -> None:
+    data = dataset(written(tmp_path, [[length], [3]]), 4, too_long="cut")
+    rows = data.rows(range(len(data)))
+    assert sorted(rows.tokens[rows.tokens > 0].tolist()) == list(range(1, length + 4))
+    assert sorted(rows.labels[rows.counted].tolist()) == [*range(2, length + 1), length + 2, length + 3]
+
+
+def test_the_configuration_says_how_documents_become_samples() -> None:
+    assert cut_of(DataConfig(train="x")) == Cut()
+    best_fit = DataConfig(train="x", documents="separate", packing="best_fit", no_loss_on=(3, 5))
+    assert cut_of(best_fit) == Cut(separate=True, best_fit=True, no_loss_on=(3, 5))
+    whole = DataConfig(train="x", documents="separate", packing="whole", too_long="drop", loss_on="answers")
+    assert cut_of(whole) == Cut(separate=True, whole=True, too_long="drop", answers=True)
 
 
 def test_what_lies_behind_those_that_are_packed_together_is_read_too(
@@ -151,13 +170,16 @@ def test_a_row_restarts_positions_and_hides_padding(tmp_path: Path) -> None:
     assert batch.positions[:, 1].tolist() == [0, 1, 2, 3, 4, 5, 6, 0, 1]
 
 
+@pytest.mark.parametrize("kept_out", [(), (4, 9, 20)])
 @pytest.mark.parametrize("cut", [Cut(answers=True), Cut(separate=True, best_fit=True, answers=True)])
-def test_answers_count_in_rows_of_every_kind(cut: Cut, tmp_path: Path) -> None:
+def test_answers_count_in_rows_of_every_kind(cut: Cut, kept_out: tuple[int, ...], tmp_path: Path) -> None:
+    """But for labels of theirs that do not count."""
     talks = [[2, 3], [1, 2], [6, 1], [3, 9, 1, 2]]
     file = written(tmp_path, talks)
     sidecar(file)
+    cut = replace(cut, no_loss_on=kept_out)
     rows = GPTDataset(file, range(4), 4, vocab_size=60_000, cut=cut).rows(range(7))
-    answered = np.flatnonzero(file.answered(0, 29)) + 1
+    answered = np.setdiff1d(np.flatnonzero(file.answered(0, 29)) + 1, kept_out)
     assert sorted(rows.labels[rows.counted].tolist()) == answered.tolist()
 
 

@@ -95,13 +95,22 @@ def test_gpt2_on_web_text(gpt2: Tokenizer, megatron: Path) -> None:
     assert [ids(encoder, document) for document in documents] == gpt2.encode_batch(documents)
 
 
-def test_other_kinds_of_tokenizers_take_the_librarys_way(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("kind", ["blank in front", "composed", "added token"])
+def test_other_kinds_of_tokenizers_take_the_librarys_way(tokenizer: Tokenizer, kind: str) -> None:
     content = json.loads(tokenizer.to_json())
-    content["pre_tokenizer"]["add_prefix_space"] = True
-    prefixed = Tokenizer.from_json(json.dumps(content))
-    assert tokenizer.is_gpt2_split and not prefixed.is_gpt2_split
-    for text in ("Hello world", " Hello", "…and — so\n\non"):
-        assert ids(DocumentEncoder(prefixed, UINT16), text) == prefixed.encode(text)
+    if kind == "blank in front":
+        content["pre_tokenizer"]["add_prefix_space"] = True
+    elif kind == "composed":
+        content["normalizer"] = {"type": "NFC"}
+    else:
+        flags = dict.fromkeys(("special", "single_word", "lstrip", "rstrip", "normalized"), False)
+        content["added_tokens"].append({"id": 600, "content": "<keep>", **flags})
+    other = Tokenizer.from_json(json.dumps(content))
+    assert tokenizer.is_gpt2_split and not other.is_gpt2_split
+    texts = ("Hello world", " Hello", "…and — so\n\non", "e\u0301", "so <keep> on")
+    assert [text for text in texts if other.encode(text) != tokenizer.encode(text)], "another kind"
+    for text in texts:
+        assert ids(DocumentEncoder(other, UINT16), text) == other.encode(text)
 
 
 def test_the_memory_is_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,56 @@
+"""SentencePiece models as their bytes say, without the library that writes them."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from colonnade.data.tokenizer import Tokenizer
+from colonnade.errors import DataError
+
+UNKNOWN, CONTROL = 2, 3
+BPE = b"\x12\x02\x18\x02"
+NO_BLANK_IN_FRONT = b"\x1a\x02\x18\x00"
+
+
+def piece(text: str, score: float = 0.0, kind: int = 1) -> bytes:
+    name = text.encode()
+    content = b"\x0a" + bytes([len(name)]) + name + b"\x15" + struct.pack("<f", score) + b"\x18" + bytes([kind])
+    return b"\x0a" + bytes([len(content)]) + content
+
+
+def loaded(folder: Path, *parts: bytes) -> Tokenizer:
+    """A BPE with a piece for what is unknown, and these."""
+    path = folder / "made.model"
+    path.write_bytes(piece("<unk>", kind=UNKNOWN) + b"".join(parts) + BPE)
+    return Tokenizer.load(path)
+
+
+def test_what_a_model_does_not_say_is_as_sentencepiece_has_it(tmp_path: Path) -> None:
+    """A text gets a blank in front, and of several in a row one is left."""
+    pieces = [piece(text) for text in "▁ab"]
+    assert loaded(tmp_path, *pieces).encode("  a  b ") == [1, 2, 1, 3]
+    assert loaded(tmp_path, *pieces, NO_BLANK_IN_FRONT).encode("  a  b ") == [2, 1, 3]
+    assert loaded(tmp_path, *pieces, b"\x1a\x02\x20\x00").encode(" a  b") == [1, 1, 2, 1, 1, 3]
+
+
+@pytest.mark.parametrize("field", [b"\x79" + b"\xff" * 8, b"\x7d" + b"\xff" * 4, b"\x7a\x03\xff\xff\xff", b"\x78\x01"])
+def test_fields_that_are_not_read_may_be_of_any_kind(tmp_path: Path, field: bytes) -> None:
+    pieces = [piece(text) for text in "▁ab"]
+    assert loaded(tmp_path, field, *pieces, field).sha256 == loaded(tmp_path, *pieces).sha256
+
+
+def test_no_merge_makes_a_control_token(tmp_path: Path) -> None:
+    pieces = [piece("<s>", kind=CONTROL), piece("<"), piece("s>", -1.0), piece("s"), piece(">")]
+    tokenizer = loaded(tmp_path, *pieces, NO_BLANK_IN_FRONT)
+    assert tokenizer.encode("<s>") == [2, 3] and tokenizer.special_ids == {1}
+
+
+def test_of_several_models_in_a_folder_none_is_meant(tmp_path: Path) -> None:
+    alone = loaded(tmp_path, piece("a"))
+    assert Tokenizer.load(tmp_path).sha256 == alone.sha256
+    (tmp_path / "other.model").write_bytes((tmp_path / "made.model").read_bytes())
+    with pytest.raises(DataError, match=r"is no tokenizer: .* or one \*\.model in it"):
+        Tokenizer.load(tmp_path)
