@@ -218,8 +218,10 @@ def test_sums_wait_for_each_other_only_where_they_hold_memory(zero: int, narrow:
 
 def test_partial_sums_over_tp_are_summed_where_the_stream_is_cut() -> None:
     def on_a_rank(rank: int, num_ranks: int) -> list[float]:
-        owned = owner(build_mesh(Layout(tp=2), rank), 0, sequence_parallel=True)
+        mesh = build_mesh(Layout(tp=2), rank)
+        owned = owner(mesh, 0, sequence_parallel=True)
         back(owned, 1)
+        assert [(e.axis, e.unit) for e in mesh.ledger.entries] == [("tp", "")], "one sum, of no unit more than another"
         return [bucket.reduced.max().item() for bucket in owned.buckets.values()]
 
     for rank in run_on_ranks(on_a_rank, 2):

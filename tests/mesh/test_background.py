@@ -1,6 +1,7 @@
 """The group of a second thread: all ranks, an order of its own, and the end of a rank is the end of its operations."""
 
 import threading
+from datetime import timedelta
 
 import pytest
 import torch
@@ -12,6 +13,12 @@ from tests.distributed import run_on_ranks
 
 def test_one_process_alone_needs_none() -> None:
     assert background_group(60.0) is None
+
+
+def test_an_operation_may_take_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "new_group", lambda **how: how)
+    assert background_group(90.0) == {"backend": "gloo", "timeout": timedelta(minutes=1.5)}
 
 
 def test_two_threads_keep_orders_of_their_own() -> None:

@@ -31,3 +31,26 @@ def test_spans_that_an_error_leaves_are_left(monkeypatch: pytest.MonkeyPatch) ->
     with clock.within("step", "2"):
         now[0] = 21.0
     assert (clock.spans[-1].parent, clock.spans[-1].seconds) == (-1, 1.0)
+
+
+def test_a_device_has_done_what_it_was_asked_for_where_a_span_begins_and_where_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it was asked for before is not in the span, and what it is asked for within is; else it is left alone."""
+    now, asked = [0.0], [0.0]
+
+    def settle() -> None:
+        now[0], asked[0] = now[0] + asked[0], 0.0
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    clock = Clock(settle)
+    asked[0] = 5.0
+    with clock.within("action", "none is timed"):
+        assert asked == [5.0]
+    with clock.within("step", "1"):
+        asked[0] = 1.0
+        with clock.within("unit", "a"):
+            asked[0] = 2.0
+        asked[0] = 4.0
+    assert [(span.name, span.start, span.end) for span in clock.spans] == [("1", 5.0, 12.0), ("a", 6.0, 8.0)]
+    assert own_seconds(clock.spans) == [5.0, 2.0]

@@ -42,6 +42,10 @@ def test_plain_collectives_are_their_definition(carrier: str) -> None:
         kept = x.clone()
         in_place = x.clone()
         collectives.all_reduce_(in_place, tp).wait()
+        largest, smallest = x.clone(), x.clone()
+        pending = [collectives.all_reduce_(largest, tp, "max"), collectives.all_reduce_(smallest, tp, "min")]
+        for each in pending:
+            each.wait()
         flat, part = torch.empty(24 * NUM_RANKS, dtype=x.dtype), torch.empty(6, dtype=x.dtype)
         pending = [collectives.all_gather_into_(flat, x.view(-1), tp)]
         pending.append(collectives.reduce_scatter_into_(part, x.view(-1), tp))
@@ -53,6 +57,8 @@ def test_plain_collectives_are_their_definition(carrier: str) -> None:
             "max": collectives.all_reduce(x, tp, "max"),
             "min": collectives.all_reduce(x, tp, "min"),
             "in place": in_place,
+            "max in place": largest,
+            "min in place": smallest,
             "all_gather": collectives.all_gather(x, tp),
             "reduce_scatter": collectives.reduce_scatter(x, tp),
             "all_gather_into_": flat,
@@ -66,7 +72,9 @@ def test_plain_collectives_are_their_definition(carrier: str) -> None:
     for rank, results in enumerate(on_tp(program, carrier)):
         torch.testing.assert_close(results["sum"], every.sum(0), rtol=0, atol=1e-14)
         torch.testing.assert_close(results["in place"], results["sum"], rtol=0, atol=0)
-        assert torch.equal(results["max"], every.amax(0)) and torch.equal(results["min"], every.amin(0))
+        for where in ("", " in place"):
+            assert torch.equal(results[f"max{where}"], every.amax(0))
+            assert torch.equal(results[f"min{where}"], every.amin(0))
         assert torch.equal(results["all_gather"], every.flatten(0, 1))
         torch.testing.assert_close(results["reduce_scatter"], every.sum(0)[2 * rank : 2 * rank + 2], rtol=0, atol=1e-14)
         assert torch.equal(results["all_gather_into_"], every.flatten())

@@ -13,7 +13,7 @@ import torch
 
 from colonnade.mesh import collectives, shared_memory
 from colonnade.mesh import mesh as mesh_module
-from colonnade.mesh.collectives import copy_to, reduce_from
+from colonnade.mesh.collectives import Entrance, copy_to, reduce_from
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Entry, Ledger, Site
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
@@ -136,6 +136,15 @@ def test_a_step_has_sent_what_all_its_operations_put_in_by_axis() -> None:
     assert [*mesh.ledger.sent_by_step] == [{"tp": 28, "pp": 12}] * 2
 
 
+def test_steps_that_sent_nothing_are_not_those_that_sent_least() -> None:
+    mesh = paper_mesh(LAYOUT, 0)
+    for count in (5, 0, 3):
+        mesh.ledger.begin_step(1)
+        if count:
+            collectives.all_reduce(torch.ones(count), mesh.tp)
+    assert mesh.ledger.least_of_steps() == {"tp": 12} and Ledger().least_of_steps() == {}
+
+
 def test_the_backward_of_a_line_in_another_function_names_that_line() -> None:
     mesh = paper_mesh(LAYOUT, 0)
     x = torch.ones(2, requires_grad=True)
@@ -207,6 +216,21 @@ def test_entries_name_the_layer_forward_and_backward() -> None:
         ("blocks.7.mlp", False), ("blocks.8.attention", False), ("head", False),
         ("blocks.7.mlp", False), ("blocks.7.mlp", True), ("head", True),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_the_way_back_through_an_entrance_is_its_layers_too(cut: bool) -> None:
+    mesh = paper_mesh(LAYOUT, 0)
+    mesh.ledger.unit = "blocks.7"
+    x, back = in_part("mlp", lambda: Entrance(mesh.tp, cut).enter(torch.ones(4)))
+    mesh.ledger.unit = "another"
+    back.start_back(x)[1].wait()
+    operation = "reduce_scatter" if cut else "all_reduce"
+    forward = [("all_gather", "blocks.7.mlp", False)] if cut else []
+    assert [(entry.operation, entry.layer, entry.backward) for entry in mesh.ledger.entries] == [
+        *forward,
+        (operation, "blocks.7.mlp", True),
+    ]
 
 
 def test_entries_are_numbered_by_axis_and_transfers_by_peer() -> None:

@@ -7,10 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from colonnade.mesh import mesh as mesh_module
 from colonnade.mesh.collectives import all_gather
 from colonnade.mesh.layout import AXES, Layout
 from colonnade.mesh.mesh import COMBINED, Axis, Mesh, build_mesh, paper_mesh
 from colonnade.mesh.shared_memory import SharedMemoryTransport
+from colonnade.mesh.transport import TorchTransport
 from tests.distributed import run_on_ranks
 
 LAYOUT = Layout(tp=2, pp=2, dp=2)
@@ -79,6 +81,29 @@ def test_axes_of_the_same_ranks_share_their_groups() -> None:
         return len(joined) == 1, torch.distributed.get_pg_count()
 
     assert run_on_ranks(groups, 2) == [(True, 2)] * 2  # the run's own and one more
+
+
+def test_a_pipeline_of_gpus_has_a_group_for_each_direction_and_no_other_axis_has() -> None:
+    """Stages 0 and 2 of three share weights besides. gloo stands in for NCCL."""
+
+    def groups(rank: int, num_ranks: int) -> tuple[list[str | None], bool]:
+        asked: list[str | None] = []
+        new_group = dist.new_group
+
+        def noted(ranks: list[int], *, timeout: timedelta, backend: str | None) -> Any:
+            asked.append(backend)
+            return new_group(ranks, timeout=timeout)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "new_group", noted)
+            patch.setattr(mesh_module, "_has_nccl", lambda: True)
+            patch.setattr(mesh_module, "warm_up_p2p", lambda *_: None)
+            transport = build_mesh(Layout(pp=3), rank).pp.transport
+        assert isinstance(transport, TorchTransport)
+        own, up, down = transport.groups.collective, transport.groups.upward, transport.groups.downward
+        return asked, own is not up is not down is not own
+
+    assert run_on_ranks(groups, 3) == [([None, "nccl", "nccl", None], True)] * 3
 
 
 def test_the_serial_mesh_is_the_mesh_of_one_rank() -> None:

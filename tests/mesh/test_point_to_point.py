@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from colonnade.mesh.collectives import all_reduce_
 from colonnade.mesh.layout import Layout
@@ -104,14 +105,27 @@ def test_on_a_device_each_direction_has_its_group() -> None:
         assert transport._between(torch.empty(1), rank, (rank + 1) % 3) is groups.collective
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_neighbours_can_be_greeted(size: int) -> None:
-    """gloo stands in for NCCL here: that every word is awaited by whom it is for."""
+@pytest.mark.parametrize(("size", "pairs"), [(2, [(0, 1)]), (4, [(0, 1), (0, 3), (1, 2), (2, 3)])])
+def test_neighbours_are_greeted_both_ways_each_by_the_group_of_its_direction(
+    size: int, pairs: list[tuple[int, int]]
+) -> None:
+    """The last and the first among them. gloo stands in for NCCL here: every word is awaited by whom it is for."""
 
-    def program(rank: int, size: int) -> bool:
-        transport = build_mesh(Layout(pp=size), rank).pp.transport
-        assert isinstance(transport, TorchTransport)
-        warm_up_p2p(transport.groups, rank, size, torch.device("cpu"))
-        return True
+    def program(rank: int, size: int) -> list[tuple[int, bool]]:
+        own, up, down = (dist.new_group(list(range(size))) for _ in range(3))
+        greeted, send = list[tuple[int, bool]](), dist.send
 
-    assert run_on_ranks(program, size) == [True] * size
+        def noted(word: torch.Tensor, *, group: dist.ProcessGroup, group_dst: int) -> None:
+            assert group in (up, down)
+            greeted.append((group_dst, group is up))
+            send(word, group=group, group_dst=group_dst)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "send", noted)
+            warm_up_p2p(Groups(own, up, down), rank, size, torch.device("cpu"))
+        return greeted
+
+    found = run_on_ranks(program, size)
+    for rank, greeted in enumerate(found):
+        above, below = ([pair[1 - at] for pair in pairs if pair[at] == rank] for at in (0, 1))
+        assert sorted(greeted) == sorted([(other, True) for other in above] + [(other, False) for other in below])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.mesh.process import ProcessId, has_ended, kill, mine, process_id_of
+from colonnade.mesh.process import ProcessId, has_ended, is_here, kill, mine, process_id_of
 from tests.distributed import fork
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks Linux's /proc")
@@ -35,6 +35,25 @@ def test_a_process_ends() -> None:
     kill(process)  # harmless
 
 
+@pytest.mark.parametrize("name", ["a b", "a) S 1 (b", "))"])
+def test_a_process_ends_whatever_it_is_called(name: str) -> None:
+    def sleep_as() -> None:
+        Path("/proc/self/comm").write_text(name)
+        sleep()
+
+    child = fork(sleep_as)
+    assert child.pid is not None
+    while Path(f"/proc/{child.pid}/comm").read_text() != f"{name}\n":
+        assert child.is_alive()
+        time.sleep(0.001)
+    process = process_id_of(child.pid)
+    assert int(process.born) >= int(mine().born) and not has_ended(process)
+    kill(process)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert has_ended(process)
+    child.join()
+
+
 def test_a_number_that_is_used_again_is_another_process() -> None:
     assert has_ended(replace(mine(), born="1"))
     kill(replace(mine(), born="1"))  # this process has not been killed
@@ -52,3 +71,11 @@ def test_of_other_machines_nothing_is_known() -> None:
     assert child.exitcode is None
     kill(process_id_of(child.pid))
     child.join()
+
+
+def test_a_container_on_this_machine_numbers_its_processes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the same name of the host."""
+    own = replace(mine(), born="1")
+    assert has_ended(own)
+    monkeypatch.setattr(os, "readlink", lambda path: "pid:[7]")
+    assert not is_here(own) and not has_ended(own) and is_here(mine())

@@ -1,6 +1,7 @@
 """Pictures: small ones by eye, any of them by what must be in them, and those of the docs."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -31,7 +32,14 @@ def test_two_stages_by_eye() -> None:
 
 @pytest.mark.parametrize(
     ("tick", "start", "end", "numbers"),
-    [(2, 0, 6, [0, 2, 4]), (2, 0, 8, [0, 2, 4, 6]), (2, 4, 9, [4, 6, 8]), (0.1, 0, 0.3, [0, 0.1, 0.2]), (5, 5, 5, [])],
+    [
+        (2, 0, 6, [0, 2, 4]),
+        (2, 0, 8, [0, 2, 4, 6]),
+        (2, 4, 9, [4, 6, 8]),
+        (0.1, 0, 0.3, [0, 0.1, 0.2]),
+        (0.1, 0.3, 0.6, [3 * 0.1, 0.4, 0.5]),
+        (5, 5, 5, []),
+    ],
 )
 def test_numbers_of_a_ruler_end_before_its_end(tick: float, start: float, end: float, numbers: list[float]) -> None:
     assert list(draw.Scale(1.0, tick).ticks(start, end)) == numbers
@@ -165,6 +173,14 @@ def test_title_stages_ruler_and_legend_of_an_svg_stand_below_each_other() -> Non
     (legend,) = {y for text, y in texts if text in ("forward", "backward", "grey: waiting")}
     places = [title, *stages, box, ruler - 11, ruler, legend - 11, legend, float(picture.attrib["height"])]
     assert places == sorted(places) and len(stages) == 3, "none is written over the next"
+
+
+def test_boxes_of_an_svg_lie_beside_each_other_whatever_they_last() -> None:
+    found = simulate(all_actions("gpipe", 1, 30), 30, durations=Durations(0.37, 0.41, 0.29))
+    picture = ElementTree.fromstring(draw.svg(found, title="odd"))
+    boxes = [(int(r.attrib["x"]), int(r.attrib["width"])) for r in picture.findall(f"{SVG}g/{SVG}rect")]
+    assert len(boxes) == 60
+    assert all(x + width == following for (x, width), (following, _) in pairwise(boxes))
 
 
 def test_a_long_svg_is_narrowed_and_leaves_out_names_that_do_not_fit() -> None:

@@ -75,6 +75,13 @@ def test_the_next_receive_is_posted_before_this_one_is_waited_for() -> None:
     assert diary[3:] == ["receive 0:2", "wait receive 0:1", "wait receive 0:2"], "and no more than will be sent"
 
 
+def test_receives_are_posted_on_both_sides() -> None:
+    box, diary = mailbox(all_actions("1f1b", 3, 3), 1)
+    assert diary == ["receive 0:0", "receive 2:0"], "before anything is computed"
+    box.take(Message("F", 0, 0))
+    assert diary[2:] == ["receive 0:1", "wait receive 0:0"]
+
+
 def test_a_send_is_not_waited_for() -> None:
     box, diary = mailbox(all_actions("gpipe", 2, 3), 0)
     for microbatch in range(3):
@@ -125,6 +132,15 @@ def test_a_send_is_let_go_when_an_answer_proves_that_it_was_used() -> None:
         "wait send 1:1",
         "wait send 1:2",
     ]
+
+
+def test_an_answer_lets_go_of_all_that_was_used_before_it() -> None:
+    """gpipe: no gradient comes before every micro-batch has been used."""
+    box, diary = mailbox(all_actions("gpipe", 2, 3), 0)
+    for microbatch in range(3):
+        box.put(Message("F", microbatch, 0), (torch.ones(2),))
+    box.take(Message("B", 0, 1))
+    assert diary[-3:] == ["wait send 1:0", "wait send 1:1", "wait send 1:2"]
 
 
 def test_what_is_used_out_of_order_is_received_in_order() -> None:

@@ -147,6 +147,7 @@ def test_virtual_stages_are_dealt_round_the_stages() -> None:
         (True, ParallelConfig(pp=4, cuts=(2, 1, 1, 4)), (0, 3), (0, 1, 2), None),
         (True, ParallelConfig(pp=2, virtual_stages=2, schedule="interleaved"), (0, 1), (0, 1), (0, 1)),
         (True, ParallelConfig(), None, None, None),
+        (True, ParallelConfig(virtual_stages=2, schedule="interleaved"), None, None, None),
     ],
 )
 def test_every_stage_whose_units_need_a_shared_table_holds_it(
@@ -184,6 +185,12 @@ def test_explicit_cuts_are_taken_as_they_are() -> None:
 def test_what_cannot_be_cut_is_refused_with_what_can(parallel: ParallelConfig, words: str) -> None:
     with pytest.raises(LayoutError, match=words):
         chunks(ModelConfig(num_layers=6), parallel, 100)
+
+
+@pytest.mark.parametrize("parallel", [ParallelConfig(pp=8), ParallelConfig(pp=2, virtual_stages=4)])
+def test_each_unit_may_be_a_chunk(parallel: ParallelConfig) -> None:
+    names = ["embedding", *(f"blocks.{layer}" for layer in range(6)), "head"]
+    assert chunks(ModelConfig(num_layers=6), parallel, 100) == [[name] for name in names]
 
 
 def test_an_empty_chunk_is_refused() -> None:

@@ -221,6 +221,33 @@ def test_who_listens_is_told_of_each_action_before_it_runs_and_of_the_end() -> N
     assert told == [each for action in listed for each in (action, action)] + [None]
 
 
+class Stretching(Toy):
+    """Micro-batches may be of any length."""
+
+    def carry_buffers(self, inputs: Given, into: str) -> Carry:
+        return tuple(x.new_empty(len(inputs.tokens), *x.shape[1:]) for x in super().carry_buffers(inputs, into))
+
+
+def test_micro_batches_may_differ_in_length() -> None:
+    given = [
+        Given(each.number, each.tokens[: 3 - each.number], each.labels[: 3 - each.number]) for each in microbatches(3)
+    ]
+
+    def on_a_rank(rank: int, num_ranks: int) -> tuple[float, dict[str, Tensor]]:
+        toy, owner, pp = Stretching(2), Owner(), build_mesh(Layout(pp=2), rank).pp
+        every = cut(toy.names, 2)
+        chunk, starts = Chunk(units(every[rank]), toy, owner), [each[0] for each in every]
+        runner = Runner(chunks=[chunk], starts=starts, model=toy, pp=pp, owner=owner, schedule="1f1b", device=CPU)
+        return runner.run(given).item(), toy.gradients()
+
+    loss, gradients = Stretching(2).plain(given)
+    (first, lower), (last, upper) = run_on_ranks(on_a_rank, 2)
+    assert (first, last) == (0.0, pytest.approx(loss, rel=1e-12))
+    assert lower.keys() | upper.keys() == gradients.keys()
+    for name, gradient in (lower | upper).items():
+        torch.testing.assert_close(gradient, gradients[name], rtol=1e-10, atol=1e-12)
+
+
 def test_a_runner_can_run_again() -> None:
     toy, owner = Toy(2), Owner()
     chunk = Chunk(units(toy.names), toy, owner, weight_gradients=toy.later)

@@ -139,10 +139,19 @@ def test_chunks_of_one_stage_hand_on_without_a_transfer() -> None:
     assert found.makespan == 3
 
 
+def test_a_step_ends_with_its_last_action_whichever_stage_runs_it() -> None:
+    """Here the last, which has most of the work."""
+    found = simulate(all_actions("zero_bubble", 2, 2), 2, sizes=[0.1, 1.9])
+    first, last = (events[-1].end for events in found.events)
+    assert found.makespan == last > first
+    assert found.bubble == pytest.approx(1 - (2 * 3 * 0.1 + 2 * 3 * 1.9) / (2 * last))
+
+
 def test_a_backward_that_is_split_takes_no_longer_in_all() -> None:
     split, whole = (simulate(all_actions(name, 3, 6), 6) for name in ("zero_bubble", "1f1b"))
     assert split.busy == whole.busy
     assert split.makespan < whole.makespan
+    assert split.peak == (3, 3, 3) and whole.peak == (3, 2, 1), "activations live until weight gradients are computed"
 
 
 @pytest.mark.parametrize(
@@ -210,6 +219,15 @@ def test_actions_that_are_missing_repeated_or_foreign_are_refused(text: str, wro
     assert str(error.value) == f"stage 0 has to run each action once, and runs {wrong}."
 
 
-def test_a_long_list_of_mistakes_is_cut() -> None:
-    with pytest.raises(IllegalSchedule, match="and 12 more"):
-        simulate([[]], 10)
+def test_an_action_of_a_chunk_that_no_stage_has_is_refused() -> None:
+    with pytest.raises(IllegalSchedule, match="and runs F0 of chunk 1, which is none of this step's"):
+        simulate([[Action("F", 0), Action("B", 0), Action("F", 0, 1)]], 1)
+
+
+@pytest.mark.parametrize(
+    ("num_microbatches", "end"), [(4, "F3 0 times, B3 0 times."), (5, "B3 0 times, and 2 more."), (10, "and 12 more.")]
+)
+def test_a_list_of_more_than_eight_mistakes_is_cut(num_microbatches: int, end: str) -> None:
+    with pytest.raises(IllegalSchedule) as error:
+        simulate([[]], num_microbatches)
+    assert str(error.value).endswith(end) and str(error.value).count("times") == 8

@@ -113,10 +113,11 @@ def test_ranks_write_by_turns_and_all_texts_are_in_the_order_of_the_requests(
 
 def test_what_ranks_say_beside_their_answers_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     remote = RemoteModel.__new__(RemoteModel)
-    said = StringIO("reading\ncolonnade answer [1, 2]\nout of memory\n")
+    said = StringIO("reading\nthe last colonnade answer []\ncolonnade answer [1, 2]\nout of memory\n")
     process: Any = SimpleNamespace(stdin=None, stdout=said, wait=lambda: 3)
     remote._process = process
-    assert remote._answer() == [1, 2] and capsys.readouterr().err == "reading\n"
+    assert remote._answer() == [1, 2]
+    assert capsys.readouterr().err == "reading\nthe last colonnade answer []\n"
     with pytest.raises(RanksEnded, match="have ended with status 3"):
         remote._answer()
     assert capsys.readouterr() == ("", "out of memory\n")

@@ -20,7 +20,7 @@ from colonnade.serving.measurement import Measurement
 
 FOUND = Perplexity(loss=1.5, perplexity=4.5, bits_per_byte=2.25, tokens=30, bytes=60, words=10, word_perplexity=99.5)
 TRAINED: Any = SimpleNamespace(
-    config=SimpleNamespace(model=SimpleNamespace(seq_length=24), data=None),
+    config=SimpleNamespace(model=SimpleNamespace(seq_length=24), data="its data"),
     left_to_right=SimpleNamespace(seq_length=24),
     tokenizer=None,
     hidden=None,
@@ -38,10 +38,13 @@ TRAINED: Any = SimpleNamespace(
 def test_windows_are_told_as_they_were_read(
     monkeypatch: pytest.MonkeyPatch, asked: Measurement, parameters: dict[str, int]
 ) -> None:
-    """Beside each other where nothing else was asked for."""
-    monkeypatch.setattr(measure, "cut_of", lambda data: None)
-    monkeypatch.setattr(measure, "perplexity_of_file", lambda *_, **__: FOUND)
+    """Beside each other where nothing else was asked for; documents are cut as the run cuts them."""
+    read = dict[str, Any]()
+    monkeypatch.setattr(measure, "cut_of", lambda data: ("as in", data))
+    monkeypatch.setattr(measure, "perplexity_of_file", lambda *_, **how: read.update(how) or FOUND)
     assert measure._perplexity(TRAINED, Mesh(), asked, "text.txt").parameters == parameters
+    assert read["cut"] == ("as in", TRAINED.config.data)
+    assert (read["seq_length"], read["stride"] or read["seq_length"], read["batch_size"]) == (*parameters.values(),)
 
 
 @pytest.mark.parametrize("bits", [2.25, None])
@@ -52,6 +55,7 @@ def test_perplexities_of_words_and_of_tokens_have_names_of_their_own(
     monkeypatch.setattr(measure, "read_wikitext", lambda *_: SimpleNamespace(original_tokens=10))
     monkeypatch.setattr(measure, "perplexity_of_wikitext", lambda *_, **__: found)
     told = measure._wikitext(TRAINED, Mesh(), Measurement(), "test.tokens")
+    assert (told.parameters["window"], told.parameters["stride"]) == (24, 24), "of a model of so few positions"
     names = ("perplexity", "token_perplexity", "original_tokens", "tokens")
     assert [told.numbers[name] for name in names] == [99.5, 4.5, 10, 30] and "words" not in told.numbers
     assert "perplexity 99.50 (10 original tokens, 30 scored; " in told.line and "), 4.50 a token" in told.line

@@ -99,6 +99,18 @@ def test_other_data_is_refused_of_a_run_that_may_go_on_over_it_too(finished: Fin
     assert f"\n  data.train ({parts / 'a'}): " in str(caught.value)
 
 
+def test_the_runs_data_are_read_with_the_checkpoints_own_tokenizer(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that the configuration names may have changed since, or be gone."""
+    opened: list[Any] = []
+    monkeypatch.setattr(own_data, "open_together", lambda config, world: opened.append(config.data))
+    monkeypatch.setattr(own_data, "other_data", lambda *_: [])
+    config = load(finished.newest / "config.toml", ["data.tokenizer=gone.json"])
+    own_data._opened(finished.newest, config, Mesh())
+    assert opened == [config.data.model_copy(update={"tokenizer": str(finished.newest / "tokenizer.json")})]
+
+
 def test_a_part_that_the_run_does_not_have_is_not_measured() -> None:
     """Nor another in its place."""
     corpus: Any = SimpleNamespace(datasets=SimpleNamespace(validation=range(3), test=None))
@@ -168,7 +180,9 @@ def test_a_part_is_read_as_the_runs_own_evaluations_read_it_unless_asked_otherwi
         own_data, "_opened", lambda *_: SimpleNamespace(datasets=datasets, other_labels=["other labels"])
     )
     monkeypatch.setattr(own_data, "evaluate_part", evaluate_part)
-    for name, said in (("attach_stored", None), ("_not_known", ""), ("about", {"step": 6})):
+    attached: list[Any] = []
+    monkeypatch.setattr(own_data, "attach_stored", lambda config, corpus: attached.append((config, corpus.datasets)))
+    for name, said in (("_not_known", ""), ("about", {"step": 6})):
         monkeypatch.setattr(own_data, name, lambda *_, said=said: said)
     trained: Any = SimpleNamespace(config=config, model=None, hidden=None)
     own_data.measure_part(
@@ -176,6 +190,7 @@ def test_a_part_is_read_as_the_runs_own_evaluations_read_it_unless_asked_otherwi
     )
     told = json.loads(capsys.readouterr().out)
     assert asked == [{"samples": samples or 3, "micro_batch_size": at_once}]
+    assert attached == [(config, datasets)], "with what the run has stored of a reference model"
     assert (told["samples"], told["samples_of_part"], told["parameters"]) == (read, 7, {"batch_size": at_once})
     assert told["notes"] == [*notes, "other labels"], "of its files, as the run tells it at its start"
     assert (told["part"], told["step"], told["accuracy"]) == ("validation", 6, 0.25)

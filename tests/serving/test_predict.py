@@ -274,6 +274,19 @@ def test_each_head_has_options_of_its_own(
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("names", [[], ["a", "a"], ["a", "gone"], ["gone"]], ids=len)
+def test_one_token_file_is_predicted_and_no_other_passed_over(names: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.idx").touch()
+    nothing: Any = None
+    with predicting._token_file(nothing, [tmp_path / "a"], None) as prefix:
+        assert prefix == str(tmp_path / "a")
+    with (
+        pytest.raises(ConfigError, match="no token file, and --format is not given"),
+        predicting._token_file(nothing, [tmp_path / name for name in names], None),
+    ):
+        pass
+
+
 def test_an_ensemble_is_of_all_models_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each on the ranks of the first, and read as the first is."""
     logits = {"first": [1.0, -2.0], "a": [3.0, 6.0], "b": [-1.0, 5.0]}
@@ -328,6 +341,9 @@ def test_models_of_two_tasks_are_no_ensemble() -> None:
         for task, labels in (("sst2", ("negative", "positive")), ("rte", ("entailment", "not_entailment")))
     ]
     assert averaged(members[:1] * 3).summary() == "2 examples of sst2"
+    fewer = replace(members[0], logits=np.zeros((1, 2)), targets=nobody[:1])
+    with pytest.raises(ConfigError, match="negative, positive of 1 example, another negative, positive of 2 examples"):
+        averaged([members[0], members[0], fewer])
     with pytest.raises(ConfigError, match="entailment, not_entailment of 2 examples, another negative, positive of 2"):
         averaged(members)
 

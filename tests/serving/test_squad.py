@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,10 +15,11 @@ from colonnade.errors import ConfigError
 from colonnade.evaluation.answers import Answer, Answers
 from colonnade.evaluation.squad import scores_2
 from colonnade.examples.squad import Given, Question
+from colonnade.serving import predict_spans as predicting_spans
 from colonnade.serving import squad as measured_squad
 from colonnade.serving.measurement import Measurement
 from colonnade.serving.predict_spans import AnsweredQuestions, predict_spans
-from colonnade.serving.squad import answers_to, check_member, manner, score_line
+from colonnade.serving.squad import answers_to, check_member, manner, may_go_unanswered, score_line
 from tests.commands import forked, here
 from tests.tasks.questions import squad, write_config, write_questions
 
@@ -274,6 +275,35 @@ def test_a_model_that_tells_labels_answers_no_questions(monkeypatch: pytest.Monk
         answers_to([], labels, nothing, how, may_be_none=True)  # type: ignore[arg-type]
 
 
+def test_a_question_may_go_unanswered_where_one_file_says_so_or_a_threshold_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lines say nothing of that."""
+    monkeypatch.setattr(measured_squad, "may_have_none", lambda path: path == Path("2.0.json"))
+    older, newer, lines = Path("1.1.json"), Path("2.0.json"), Path("2.0.jsonl")
+    for files, expected in (([older, newer], True), ([newer, older], True), ([older, lines], False), ([lines], False)):
+        assert may_go_unanswered(Measurement(), files) is expected
+        assert may_go_unanswered(Measurement(null_threshold=0.0), files)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.0, 2.5])
+@pytest.mark.parametrize("may_be_none", [True, False])
+def test_the_threshold_is_told_where_questions_may_go_unanswered(
+    threshold: float | None, may_be_none: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was taken."""
+    monkeypatch.setattr(measured_squad, "read_questions", lambda path: [])
+    monkeypatch.setattr(measured_squad, "may_go_unanswered", lambda asked, paths: may_be_none)
+    monkeypatch.setattr(measured_squad, "answers_to", lambda *_, **__: {})
+    monkeypatch.setattr(measured_squad, "scores_of_answers", lambda *_, **__: None)
+    member: Any = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(seq_length=16)))
+    asked, mesh = Measurement(null_threshold=threshold), cast(Any, SimpleNamespace(rank=0))
+    found = measured_squad.measure_squad(member, mesh, asked, "dev.json")
+    assert found.protocol == ("SQuAD 2.0" if may_be_none else "SQuAD 1.1")
+    assert found.parameters.get("null_threshold") == ((threshold or 0.0) if may_be_none else None)
+    assert (found.parameters["window"], found.parameters["batch_size"]) == (16, measured_squad.BATCH_SIZE)
+
+
 def test_models_that_read_other_tokens_are_no_ensemble() -> None:
     def member(tokenizer: str, seq_length: int) -> Any:
         config = SimpleNamespace(model=SimpleNamespace(seq_length=seq_length))
@@ -306,6 +336,29 @@ def test_logits_are_averaged_over_all_models_one_open_at_a_time(
     nothing: Any = None
     prepared, logits = answers_to([], member(1.0), nothing, how, may_be_none=True, others=opened())  # type: ignore[misc]
     assert prepared == ["prepared", 16] and logits.tolist() == [np.mean([1.0, *others])]
+
+
+def test_new_questions_are_answered_by_all_models_that_are_named_one_open_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened, found = list[Path](), {"1": Answers([Answer("1990", 1.0, 0.0, 0.0)], None)}
+    others, (mesh, trained) = [Path("a"), Path("b")], cast(Any, ("ranks", "trained"))
+
+    def answers(questions: Any, trained: Any, mesh: Any, how: Any, *, may_be_none: bool, others: Iterable[Any]) -> Any:
+        assert [(*opened,) for _ in others] == [(Path("a"),), (Path("a"), Path("b"))]
+        return found
+
+    def open_one(path: Path, on: Any, beside: Any) -> None:
+        assert (on, beside) == (mesh, trained)
+        opened.append(path)
+
+    monkeypatch.setattr(predicting_spans, "answers_to", answers)
+    monkeypatch.setattr(predicting_spans, "manner", lambda *_: SimpleNamespace(threshold=0.0))
+    monkeypatch.setattr(predicting_spans, "open_another", open_one)
+    file = tmp_path / "asked.jsonl"
+    file.write_text(json.dumps({"id": "1", "question": "When?", "context": "In 1990."}))
+    predicted = predict_spans(trained, mesh, [file], format_name=None, batch_size=8, null_threshold=None, others=others)
+    assert [record["prediction"] for record in predicted.records()] == ["1990"] and opened == others
 
 
 @pytest.mark.slow

@@ -1,13 +1,17 @@
 """What a trained model can be used for, by its kind, and what else its checkpoint must have for it."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from colonnade.checkpoint.manifest import Manifest
+from colonnade.checkpoint.manifest import Manifest, SavedFile
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
+from colonnade.generation.sampling import Sampling
+from colonnade.generation.stream import TextDelta
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, paper_mesh
 from colonnade.model.bert import BERT
@@ -76,6 +80,44 @@ def test_who_answers_was_told_how_conversations_are_written_down() -> None:
             assert found.chat
 
 
+@pytest.mark.parametrize(
+    ("kind", "turn", "shown", "read", "stop", "control_tokens"),
+    [
+        ("gpt", None, "a b\n\na b\n", [97], {2}, False),  # a text goes on
+        ("t5", None, "a\n b\n\na\n b\n", [97, 1], {1}, True),  # its gaps have names
+        ("gpt", 8, "a\n b\n\na\n b\n", [7], {2, 8}, False),  # a conversation
+    ],
+)
+def test_a_text_goes_on_in_its_line_and_an_answer_stands_below_its_question(
+    kind: str,
+    turn: int | None,
+    shown: str,
+    read: list[int],
+    stop: set[int],
+    control_tokens: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two prompts, of which each is told " b"."""
+    model, asked = model_of(kind), dict[str, Any]()
+    model.config.model.seq_length = 16
+    vars(model)["chat"] = SimpleNamespace(prompt=lambda messages: [7], end_of_turn=turn)
+
+    def deltas(made: object, tokenizer: object, *, skip_special: bool) -> list[TextDelta]:
+        asked["skip_special"] = skip_special
+        return [TextDelta(0, " b", "stop"), TextDelta(1, " b", "length")]
+
+    monkeypatch.setattr(trained, "generate", lambda stages, ids, **how: asked.update(how, ids=ids))
+    monkeypatch.setattr(trained, "stream_text", deltas)
+    chats: Any = None if turn is None else [[{"role": "user", "content": "a"}]] * 2
+    trained.print_continuations(
+        model, Mesh(), ["a", "a"], max_new_tokens=5, sampling=Sampling(seed=3), as_json=False, chats=chats
+    )
+    assert capsys.readouterr().out == shown
+    assert (asked["ids"], asked["stop"], asked["skip_special"]) == ([read] * 2, stop, not control_tokens)
+    assert (asked["max_new_tokens"], asked["seed"]) == (5, 3)
+
+
 def test_a_tokenizer_is_asked_for_where_there_is_none(finished: Finished, tmp_path: Path) -> None:
     """One that was put beside the checkpoint's files is taken, if it is text."""
     contents = Manifest(1, {}, {}, {})
@@ -83,9 +125,29 @@ def test_a_tokenizer_is_asked_for_where_there_is_none(finished: Finished, tmp_pa
         tokenizer_of(tmp_path, contents)
     (tmp_path / "tokenizer.json").write_bytes((finished.newest / "tokenizer.json").read_bytes())
     assert tokenizer_of(tmp_path, contents).vocab_size > 0
+    of_another = {"tokenizer.json": SavedFile((tmp_path / "tokenizer.json").stat().st_size, 64 * "0")}
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is damaged: its bytes are not those that were written"):
+        tokenizer_of(tmp_path, replace(contents, files=of_another))
     (tmp_path / "tokenizer.json").write_bytes(b"\xff")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is damaged: it is not text \(invalid start byte\)"):
         tokenizer_of(tmp_path, contents)
+
+
+@pytest.mark.parametrize("is_converted", [True, False])
+def test_what_a_checkpoint_says_of_its_model_is_known(
+    is_converted: bool, finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, config, metadata = trained.described(finished.newest)
+    origin: dict[str, Any] = {"converted_from": {}} if is_converted else {}
+    manifest = replace(manifest, metadata={**manifest.metadata, **origin})
+    metadata = metadata.model_copy(update={"labels": ("no", "yes"), "step": 3})
+    monkeypatch.setattr(trained, "described", lambda path: trained.Described(manifest, config, metadata))
+    monkeypatch.setattr(trained, "template_of", lambda path, manifest: "template")
+    monkeypatch.setattr(trained, "ends_of", lambda path, manifest, tokenizer: frozenset((5, 6)))
+    found = trained.open_trained(finished.newest, Mesh(), torch.device("cpu"))
+    assert (found.is_converted, found.labels, found.template) == (is_converted, ("no", "yes"), "template")
+    assert (found.stop, found.step, found.base, found.config) == ({5, 6}, 3, None, config)
+    assert not found.model.training and not any(weight.requires_grad for weight in found.model.parameters())
 
 
 def test_a_further_model_is_cut_as_the_first(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,11 @@ def test_what_theory_wants_and_nobody_sent_is_shown() -> None:
     assert audit.table("rank 0", [], {}) == "rank 0: nothing is sent."
 
 
+def test_what_is_sent_and_theory_does_not_know_is_shown() -> None:
+    (line,) = audit.table("rank 0", [], {("broadcast", "pp"): (3, 4000)}).splitlines()[1:]
+    assert line.split() == ["pp", "broadcast", "3", "4,000", "B", "≠", "0", "0", "B"]
+
+
 def test_of_ranks_that_send_what_theory_says_the_first_of_each_stage_is_shown(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +119,7 @@ def test_of_a_step_that_is_skipped_theory_expects_no_new_weights(config: Path) -
         mesh, base = paper_mesh(Layout(dp=2), 0), load(config, [*keys, f"train.loss_scale={scale}"])
         flows, seen, _ = audit.one_step(base, mesh, torch.device("cpu"), open_corpus(base))
         assert totals(flows) == seen
+        assert not any(flow.what.startswith("thermometers") for flow in flows), "the run has none"
         kinds.append({operation for operation, _ in seen})
     assert kinds[0] - kinds[1] == {"all_gather"}
 

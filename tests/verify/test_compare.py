@@ -271,6 +271,26 @@ def test_the_table_of_a_format_of_fewer_bits_tells_what_the_verdict_goes_by() ->
     ]
 
 
+def test_one_layout_and_several_steps_are_told_in_words() -> None:
+    lines = as_text(replace(REPORT, steps=2, layouts=REPORT.layouts[:1])).splitlines()
+    assert lines[1].startswith("2 steps in fp64") and lines[-1] == "1 of 1 layout equal to the serial run."
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (Number("loss", "", 1), "loss of step 1"),
+        (Number("gradient", "w", 2), "gradient of w in step 2"),
+        (Number("weight", "w", 0), "weight w before step 1"),
+        (Number("weight", "w", 1), "weight w after step 1"),
+        (Number("optimizer exp_avg", "w", 1), "optimizer exp_avg of w after step 1"),
+        (Number("parameter", "w", 3), "parameter w after step 3"),
+    ],
+)
+def test_a_number_is_told_with_its_time(number: Number, words: str) -> None:
+    assert str(number) == words
+
+
 def test_weights_that_are_not_those_of_the_run_are_told() -> None:
     report = replace(REPORT, init_from_not_read="Llama-3-8B")
     assert as_text(report).splitlines()[1] == "weights are drawn: train.init_from = 'Llama-3-8B' is not read"

@@ -87,6 +87,7 @@ def test_text_of_is_the_inverse_of_parse(chosen: dict[str, Any]) -> None:
         ("tp=2,,dp=2", "'' is not of the form key=value"),
         ("tp=", "'tp=' is not of the form key=value"),
         ("tp=2,tp=4", "gives tp twice"),
+        ("tp=2,parallel.tp=4", "gives tp twice"),
         ("tp=1" + "0" * 24, "tp cannot be read: it has a whole number that 64 bits cannot hold"),
         ("tpp=2", "did you mean tp?"),
         ("micro_batch=2", "did you mean micro_batch_size?"),

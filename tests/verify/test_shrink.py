@@ -85,6 +85,14 @@ def test_heads_of_their_own_width_shrink_and_keep_their_share_of_the_stream() ->
     assert (narrow.head_dim, narrow.hidden_size) == (8, 4), "and no wider than it was"
 
 
+def test_a_stream_of_its_own_width_is_one_that_tp_cuts_evenly() -> None:
+    """As the MLP is, which is so many times as wide."""
+    base, layout = large(head_dim=128, num_heads=12, hidden_size=96), ParallelConfig(tp=3)
+    small = shrunk(base, [layout])
+    assert (small.model.num_heads, small.model.head_dim, small.model.hidden_size) == (6, 8, 9)
+    assert check(small.model_copy(update={"parallel": layout})) == []
+
+
 @pytest.mark.parametrize(("layers", "expected"), [(12, 2), (1, 1)])
 def test_both_stacks_of_a_t5_shrink(layers: int, expected: int) -> None:
     shape = {"num_layers": 24, "num_decoder_layers": layers, "hidden_size": 64, "num_heads": 8}

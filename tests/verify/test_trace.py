@@ -39,6 +39,18 @@ def test_a_run_is_written_down_from_its_first_weights_to_its_last_parameters(con
         assert bool((values["optimizer exp_avg_sq", 2, name] >= 0).all())
 
 
+def test_of_frozen_weights_there_are_no_gradients_and_no_moments(config: Path) -> None:
+    """They stand first: the moments of the others are the others'."""
+    base = load(config, ['parts.frozen=["embedding*"]'])
+    names = defaultdict[str, set[str]](set)
+    for shard in trace._run(base, open_corpus(base), Mesh(), CPU, 1):
+        names[shard.number.what].add(shard.number.name)
+    frozen = names["weight"] - names["gradient"]
+    assert frozen and all(name.startswith("embedding.") for name in frozen)
+    assert names["parameter"] == names["weight"]
+    assert names["optimizer exp_avg"] == names["optimizer exp_avg_sq"] == names["gradient"]
+
+
 class Scaling:
     """An optimizer that uses up the gradients."""
 

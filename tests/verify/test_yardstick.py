@@ -88,9 +88,13 @@ def test_a_high_loss_scale_begins_where_it_can_be_compared(config: Path, monkeyp
         return 0
 
     monkeypatch.setattr(launch, "run_ranks", run_ranks)
-    for key, expected in (("train.loss_scale=1e9", 2.0**16), ("train.loss_scale=64", 64.0)):
+    for keys, expected in (
+        (["train.loss_scale=1e9"], 2.0**16),
+        (["train.loss_scale=64"], 64.0),
+        (["train.loss_scale=1e9", "train.min_loss_scale=1e6"], 1e6),
+    ):
         scales.clear()
-        assert verification.verify(config, [key], ["tp=2"], steps=1, precision="fp16")
+        assert verification.verify(config, keys, ["tp=2"], steps=1, precision="fp16")
         assert scales == [expected] * 2, "in the serial run and in the layout's"
 
 
