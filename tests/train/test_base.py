@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from colonnade.data.sidecar import hash_file
 from colonnade.errors import CheckpointError
-from colonnade.train.base import BaseMetadata, base_path, check_base, check_given_base
+from colonnade.mesh.mesh import Mesh
+from colonnade.train.base import BaseMetadata, base_path, check_base, check_given_base, content_of, content_together
 
 OLD, NEW = "0123456789ab" + "0" * 52, "ba9876543210" + "0" * 52
 WANTED = BaseMetadata(path="/bases/gpt", files={"config.json": OLD, "a.safetensors": OLD}, weights=())
@@ -31,6 +33,15 @@ def test_another_base_is_told_file_by_file_as_it_was_and_as_it_is(found: dict[st
     first, *lines, last = str(told.value).splitlines()
     assert first.startswith("adapters has adapters of another base than 'elsewhere'") and lines == [f"  {line}"]
     assert "trained beside '/bases/gpt': put that back, or name where it lies now" in last
+
+
+def test_a_published_base_is_known_by_its_configuration_and_all_files_of_weights(tmp_path: Path) -> None:
+    """Whatever they are called; not by what else lies there."""
+    weights = ["a.safetensors", "a copy of it.safetensors", "pytorch_model.bin"]
+    for name in ("config.json", *weights, "README.md"):
+        (tmp_path / name).write_text(name)
+    expected = {name: hash_file(tmp_path / name) for name in ("config.json", *weights)}
+    assert content_of(tmp_path) == content_together(tmp_path, Mesh().world) == expected
 
 
 def test_a_base_is_named_only_for_what_needs_one(tmp_path: Path) -> None:

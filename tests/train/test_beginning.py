@@ -3,17 +3,19 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from colonnade.checkpoint.manifest import Manifest, read_manifest
 from colonnade.config.load import load
 from colonnade.data.writer import merge
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh
 from colonnade.report.record import read_run
-from colonnade.train import start
+from colonnade.train import beginning, start
 from colonnade.train.beginning import course_of
 from colonnade.train.corpus import open_corpus
 from colonnade.train.run_folder import CHANGES
@@ -128,11 +130,32 @@ def test_a_dry_run_refuses_other_data_as_the_run_would(
     assert here("train", finished.config, *keys, "checkpoint.allow_other_data=true", "--dry-run").status == 0
 
 
-def test_a_dry_run_knows_how_much_data_a_rollback_has_left(config: Path, run: Path) -> None:
-    """A run that is to use all of it, and has passed over one batch, is one step shorter."""
+def test_a_dry_run_refuses_a_checkpoint_of_another_model_as_the_run_would(
+    finished: Finished, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has put it into the folder."""
+
+    def other(path: Path) -> Manifest:
+        found = read_manifest(path)
+        return replace(found, metadata={**found.metadata, "model": {**found.metadata["model"], "num_layers": 3}})
+
+    monkeypatch.setattr(beginning, "read_manifest", other)
+    answer = here("train", finished.config, f"run.folder={run}", "train.steps=8", "--dry-run")
+    assert answer.status == 2 and "step_00000006 is of another model:\n  num_layers: 3" in answer.err, answer
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_dry_run_knows_how_much_data_a_rollback_has_left(changed: bool, config: Path, run: Path) -> None:
+    """A run that is to use all of it, and has passed over one batch, is one step shorter: counted in the batches that
+    its checkpoint has come to.
+    """
     shutil.rmtree(run)
     keys = ["data.order=all_epochs", "data.epochs=1", "train.evaluate_every=0"]
     most = len(open_corpus(load(config, keys)).datasets.train) // 4
+    if changed:
+        run.mkdir()
+        asked(run, {"change": {"train.global_batch_size": 8}, "at": 1})
+        most = 1 + (most - 1) // 2
     assert forked("train", config, *keys, "train.steps=2").status == 0
     assert here("rollback", run, 2, "--skip", 1).status == 0
     for steps, status in ((most - 1, 0), (most, 2)):

@@ -193,6 +193,7 @@ def test_values_that_cannot_be_read_or_come_twice_are_one_message(
         ('{"change": {"checkpoint.every": 5}, "at": true}', 'its "at" is true, where a step stands'),
         ('{"change": {"checkpoint.every": 5}, "at": 4.0}', 'its "at" is 4.0, where a step stands'),
         ('{"change": {"checkpoint.every": 5}, "by": "\\ud800"}', "it has half of a character"),
+        ('{"change": {"checkpoint.every": 5}, "reason": "\\udfff"}', "it has half of a character"),
         ('{"change": {"train": {"steps": 60}}}', "train is a section. Name each key whole, like train.steps."),
         ('{"change": {"model.rotary": 3}}', "model.rotary is a section, of which no key changes while a run"),
         ('{"change": {"model": {"rotary": {"base": 2}}}}', "model is a section, of which no key changes while a run"),
@@ -509,3 +510,17 @@ def test_decisions_are_read_as_they_were_written(tmp_path: Path) -> None:
     decided = Decided(changes=(change,), refused=(Refusal(line="2", text="[1]", reason="no"),))
     write_decided(tmp_path, decided)
     assert read_decided(tmp_path) == decided
+    text = (tmp_path / DECIDED).read_text()
+    (tmp_path / DECIDED).write_text(text.replace(BLEND, "train.seed"))
+    with pytest.raises(ConfigError, match=rf"{DECIDED} cannot be read"):  # no run has decided that
+        read_decided(tmp_path)
+
+
+def test_a_change_is_held_against_those_before_it(config: Path) -> None:
+    """Each of these goes together with what the run began with."""
+    decided, began = Decided(), load(config)
+    for number, values in enumerate(({"optim.learning_rate": 1e-3}, {"optim.min_learning_rate": 5e-3})):
+        line = Line(str(number), json.dumps({"change": values, "at": 4 + number}), is_whole=True)
+        decided = decided.with_line(line, began, 3)
+    (change,), (refusal,) = decided.changes, decided.refused
+    assert change.line == "0" and "is above optim.learning_rate = 0.001" in refusal.reason

@@ -21,7 +21,7 @@ from colonnade.data.phased_dataset import PhasedDataset
 from colonnade.data.rows import Rows
 from colonnade.data.sidecar import sidecar_path
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.data.writer import TokenFileWriter
+from colonnade.data.writer import TokenFileWriter, merge
 from colonnade.errors import ColonnadeError, ConfigError, DataError
 from colonnade.examples.formats import FORMATS
 from colonnade.examples.make import make_examples
@@ -244,8 +244,11 @@ def test_samples_that_are_made_at_a_shorter_length_are_used_up_by_its_sequences(
     longer = Curriculum([0, 4 * 16], [8, 16], [2, 2])
     training = PhasedDataset({8: samples_of_length(8, 10), 16: samples_of_length(16, 10)}, longer)
     module.check_length(config(corpus, tmp_path, "train.steps=7", *keys), training, longer)
-    with pytest.raises(ConfigError, match=r"takes 12 samples of 16 tokens, .* Set train\.steps to 7 "):
-        module.check_length(config(corpus, tmp_path, "train.steps=8", *keys), training, longer)
+    settings = config(corpus, tmp_path, "train.steps=8", *keys)
+    for at, where in (({}, ""), ({"step": 6, "position": 16}, ", behind step 6 from sample 9 on,")):
+        told = rf"train\.steps = 8{where} the run takes 12 samples of 16 tokens, .* Set train\.steps to 7 "
+        with pytest.raises(ConfigError, match=told):
+            module.check_length(settings, training, longer, **at)
 
 
 def test_batches_that_were_passed_over_are_not_there_any_more(corpus: TinyCorpus, tmp_path: Path) -> None:
@@ -302,6 +305,42 @@ def test_a_blend_is_read_as_the_configuration_says(corpus: TinyCorpus, tmp_path:
         assert again == (order == "epoch"), "the second epoch begins where the first ends"
         orders.append(read.tolist())
     assert orders[0] != orders[1] and orders[0] != orders[2]
+
+
+def test_a_file_is_read_in_the_order_of_the_runs_seed(corpus: TinyCorpus, tmp_path: Path) -> None:
+    settings = [config(corpus, tmp_path, f"train.seed={seed}") for seed in (1, 1, 2)]
+    first, same, other = (open_corpus(each).datasets.train.rows(range(20)).tokens.tolist() for each in settings)  # type: ignore[union-attr]
+    assert first == same != other
+
+
+def test_a_file_beside_a_blend_is_read_through_the_cache(corpus: TinyCorpus, tmp_path: Path) -> None:
+    own = {"validation": f"file://{corpus.prefix}", "cache": str(tmp_path / "cache")}
+    part: Any = open_corpus(blended(config(corpus, tmp_path), corpus, **own)).datasets.validation
+    assert part.file.num_documents == 24 and list((tmp_path / "cache").rglob("tokens.idx"))
+
+
+def test_the_samples_before_a_change_of_a_blend_are_drawn_as_they_were(corpus: TinyCorpus, tmp_path: Path) -> None:
+    merge([corpus.prefix] * 2, tmp_path / "more")
+    files = (str(corpus.prefix), str(tmp_path / "more"))
+
+    def first(earlier: Any, *numbers: float) -> list[list[int]]:
+        settings = blended(config(corpus, tmp_path), corpus, blend=dict(zip(files, numbers, strict=True)))
+        tokens: list[list[int]] = open_corpus(settings, earlier).datasets.train.rows(range(12)).tokens.tolist()  # type: ignore[union-attr]
+        return tokens
+
+    was, now = first((), 1.0, 5.0), first((), 5.0, 1.0)
+    changed = first([(8, {files[0]: 1.0, files[1]: 5.0})], 5.0, 1.0)
+    assert changed[:8] == was[:8] != now[:8] and changed[8:] != was[8:]
+
+
+def test_a_temperature_makes_files_of_unequal_sizes_more_alike(corpus: TinyCorpus, tmp_path: Path) -> None:
+    merge([corpus.prefix] * 4, tmp_path / "more")
+    given = {"blend": {str(corpus.prefix): 1.0, str(tmp_path / "more"): 1.0}, "blend_by": "temperature"}
+    for temperature in (1.0, 2.0):
+        settings = blended(config(corpus, tmp_path), corpus, temperature=temperature, **given)
+        train: Any = open_corpus(settings).datasets.train
+        (small, large), (less, more) = train.blend.weights, (part.num_tokens for part in train.parts)
+        assert large / small == pytest.approx((more / less) ** (1 / temperature), rel=1e-3) and more > 3 * less
 
 
 def test_parts_with_files_of_their_own_take_no_share_of_a_blend(corpus: TinyCorpus, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.load import load
 from colonnade.config.schema import Config
+from colonnade.errors import CheckpointError
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import damaged
 from tests.commands import forked
@@ -99,14 +100,16 @@ def test_what_keeps_it_from_being_set_aside_is_raised(monkeypatch: pytest.Monkey
         damaged._by_rank_0(work, Mesh().world)
 
 
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), CheckpointError("of a newer version")])
 def test_what_rank_0_alone_cannot_look_at_is_raised_where_all_read_it(
-    finished: Finished, monkeypatch: pytest.MonkeyPatch
+    error: Exception, finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What another version has written is no damage either."""
     asked = list[Path]()
 
     def fails(folder: Path) -> Path:
         asked.append(folder)
-        raise OSError(errno.EIO, "Input/output error")
+        raise error
 
     monkeypatch.setattr(damaged, "newest", fails)
     monkeypatch.setattr(damaged, "_set_aside", lambda *_: pytest.fail("nothing is known to be damaged"))

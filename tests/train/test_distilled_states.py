@@ -282,6 +282,13 @@ def test_the_loss_of_hidden_states_is_a_mean_over_pairs_and_tokens(pairs: int) -
     assert torch.cat(weights)[:, 0].tolist() == pytest.approx([each / (3 * pairs) for each in (1, 0, 1, 1)])
 
 
+def test_padding_alone_has_no_loss_of_hidden_states() -> None:
+    matching = Matching((Pair("blocks.0", "blocks.1", 0, 0),), 0.5, 4, torch.float64)
+    inputs = BertInputs(torch.zeros(2, 1, dtype=torch.int64), real=torch.zeros(2, 1, dtype=torch.bool))
+    (found,) = matching.targets([{"blocks.1": torch.zeros(2, 1, 4)}], [inputs], 2.0, Mesh())
+    assert found.hidden is not None and found.hidden.weights.tolist() == [[0.0], [0.0]]
+
+
 def test_the_losss_gradient_is_the_whole_of_it() -> None:
     """Of the operator alone: a stream behind two losses, against autograd of their sum."""
     generator = torch.Generator().manual_seed(1)
@@ -343,10 +350,11 @@ def targets_of(rank: int, layout: Layout, kept: tuple[str, ...]) -> list[tuple[d
     pairs = (Pair("blocks.1", "blocks.2", 0, last), Pair("blocks.3", "blocks.1", last, 0), Pair("b", "blocks.1", 0, 0))
     real = [torch.tensor([[True, mesh.data.rank == 0]]), torch.tensor([[True, False]])]
     inputs: Any = [BertInputs(torch.zeros(1, 2, dtype=torch.int64), real=each) for each in real]
-    states = [{name: torch.full((1, 2, 5), 10.0 * n + int(name[-1])) for name in kept} for n in range(len(inputs))]
-    found = Matching(pairs, 0.5, 5, torch.float32).targets(states, inputs, 12.0, mesh)
+    numbers = ({name: 10.0 * n + int(name[-1]) for name in kept} for n in range(len(inputs)))
+    states = [{name: torch.full((1, 2, 5), x, dtype=torch.float64) for name, x in each.items()} for each in numbers]
+    found = Matching(pairs, 0.5, 5, torch.float64).targets(states, inputs, 12.0, mesh)
     hidden = [cast(HiddenTargets, cast(BertInputs, each).hidden) for each in found]
-    assert all(x.shape == (1, 2, 5) for each in hidden for x in each.states.values())
+    assert all(x.shape == (1, 2, 5) and x.dtype == torch.float64 for each in hidden for x in each.states.values())
     return [({n: float(x[0, 0, 0]) for n, x in each.states.items()}, each.weights.tolist()) for each in hidden]
 
 

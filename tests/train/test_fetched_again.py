@@ -1,15 +1,17 @@
 """What an object storage has beside what the disk has: when it is fetched, tried, and left."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from colonnade.checkpoint.stored import Stored
-from colonnade.config.load import load
+from colonnade.config.load import load, to_toml
 from colonnade.config.schema import Config
-from colonnade.errors import CheckpointError, DamagedError
+from colonnade.errors import CheckpointError, ConfigError, DamagedError
 from colonnade.train import fetched
 from tests.storages import FaultyStorage, emptied
 
@@ -142,6 +144,25 @@ def test_a_storage_that_cannot_be_read_by_then_leaves_the_disk(
     assert told.startswith(f"Nothing can be fetched in place of {path}: ") and "no route to host" in told
     with pytest.raises(CheckpointError, match=r"cannot be read: .*no route to host"):
         fetched.fetch(settings, as_it_is(settings), probe=False, dry_run=False)
+
+
+@pytest.mark.parametrize(("past", "started", "is_same"), [(0.1, 0.3, True), (0.3, 0.1, True), (0.3, 0.2, False)])
+def test_a_run_is_the_storages_by_its_newest_checkpoint_or_by_how_it_was_started(
+    past: float, started: float, is_same: bool, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a folder: what was asked for since the checkpoint has computed nothing."""
+
+    def decays(by: float) -> Config:
+        return load(config, [f"optim.weight_decay={by}"])
+
+    def record(stored: object, step: int, folder: Path) -> bool:
+        (folder / "config.toml").write_text(to_toml(decays(started)))
+        return True
+
+    monkeypatch.setattr(fetched, "_has_record", record)
+    stored: Any = SimpleNamespace(url="file:///store", read=lambda step, name: to_toml(decays(past)).encode())
+    with nullcontext() if is_same else pytest.raises(ConfigError, match=r"weight_decay: 0\.3 -> 0\.1"):
+        fetched._check_same_run(stored, 6, decays(0.1), lambda folder: decays(0.1))
 
 
 def test_a_fetch_that_is_interrupted_leaves_nothing_half(settings: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What is wrong with files that a configuration names, as it is told before ranks start."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -69,6 +70,16 @@ def test_a_run_folder_may_not_be_there_and_has_to_be_one(corpus: TinyCorpus, tmp
     assert sorted(each.name for each in tmp_path.iterdir() if each.name[0] in "afl") == ["file", "link"], "none is made"
 
 
+@pytest.mark.parametrize("refused", [os.W_OK, os.X_OK, 0])
+def test_a_run_folder_is_made_where_one_may_write_and_look(
+    refused: int, corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny.config(corpus, tmp_path, f"run.folder={tmp_path / 'a' / 'run'}")
+    monkeypatch.setattr(file_checks.os, "access", lambda path, mode: not mode & refused)
+    found = [each.message for each in problems_of_the_folder(config, ())]
+    assert len(found) == bool(refused) and all(f"Permission denied ({tmp_path})" in each for each in found), found
+
+
 @pytest.mark.parametrize("linked", [True, False])
 def test_a_file_that_a_blend_names_twice_is_told(
     linked: bool, corpus: TinyCorpus, finished: Finished, tmp_path: Path
@@ -95,7 +106,10 @@ def test_samples_are_cut_at_once_where_that_takes_no_time(
     monkeypatch.setattr(file_checks, "INDEX_BYTES", size + 1)
     (wrong,) = told(corpus, tmp_path, long)
     assert "one sample takes model.seq_length + 1 = 60,001" in wrong
-    assert told(corpus, tmp_path, long, uncertain=("model.seq_length",)) == []
+    for key in ("data.split", "model.kind", "model.seq_length", "train.steps", "train.evaluate_every"):
+        assert told(corpus, tmp_path, long, uncertain=(key,)) == []
+    assert told(corpus, tmp_path, long, uncertain=("curriculum.tokens",)) == []
+    assert len(told(corpus, tmp_path, long, uncertain=("optim.learning_rate", "checkpoint.every"))) == 1
     assert told(corpus, tmp_path, long, "data.packing=best_fit", "data.documents=separate") == []
     monkeypatch.setattr(file_checks, "INDEX_BYTES", size)
     assert told(corpus, tmp_path, long) == []

@@ -111,6 +111,7 @@ def test_single_readings_move_nothing() -> None:
     """Whatever their size, and if they are not finite: the loss tells of that."""
     steady = dict.fromkeys(range(5, 400, 5), 2.0)
     assert first_sign({**steady, 200: 500.0, 225: math.inf, 300: 1e30}) is None
+    assert first_sign({**dict.fromkeys(range(5, 400, 10), 2.0), 205: math.inf}) is None, "alone in its window"
     assert first_sign({**steady, **dict.fromkeys(range(200, 205), 9.0)}) is None
     found = first_sign({**steady, **dict.fromkeys(range(200, 300), 9.0)})
     assert found is not None and found.step == 210

@@ -304,6 +304,14 @@ def test_a_request_without_the_end_of_its_line_holds_behind_the_step_under_way(c
     assert [change.at for change in read_decided(run).changes] == [3] and not read_decided(run).refused
 
 
+def test_of_a_long_line_that_is_refused_the_beginning_is_told(config: Path, tmp_path: Path) -> None:
+    run, told = changes(tmp_path / "run"), Told()
+    (run / CHANGES).write_text("x" * 10_000 + "\n")
+    InForce(load(config), None, Mesh(), told).read(2)  # type: ignore[arg-type]
+    (event,), shown = told.of("change refused"), "x" * in_force.MOST_SHOWN
+    assert (event["asked"], event["step"]) == (shown, 2) and told.said[0].startswith(f"{CHANGES}: {shown} is refused, ")
+
+
 def test_a_change_that_the_data_do_not_allow_is_refused_when_its_step_has_come(config: Path, tmp_path: Path) -> None:
     """Said, and noted with its reason, so that it is not tried again; the run goes on as it is."""
     began, told = load(config, ["data.order=all_epochs", "data.epochs=1"]), Told()
@@ -313,7 +321,8 @@ def test_a_change_that_the_data_do_not_allow_is_refused_when_its_step_has_come(c
     following.read(1)
     assert following.follow(state)[0] == began and not state.changes
     (refusal,) = read_decided(run).refused
-    assert "but data.epochs = 1" in refusal.reason and refusal.reason == told.of("change refused")[0]["reason"]
+    assert "but data.epochs = 1" in refusal.reason
+    assert told.of("change refused") == [{"step": 2, "asked": "train.steps = 10000", "reason": refusal.reason}]
     assert not read_decided(run).changes and not following.is_over(state)
     for each in (following, InForce(began, None, Mesh(), told)):  # type: ignore[arg-type]
         each.read(2)  # the line is still there, and a run that is started again sees it too

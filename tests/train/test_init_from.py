@@ -16,11 +16,13 @@ from colonnade.architecture.statement import Weight
 from colonnade.checkpoint.plan import Shard
 from colonnade.config.compare import model_metadata
 from colonnade.config.load import load
+from colonnade.config.model import RotaryConfig
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import init_from
 from colonnade.train.init_from import Origin, based_on, begin_from, check_common_tokens, origin_at
+from colonnade.train.metadata import PublishedMetadata
 from colonnade.train.state import build_state
 from tests.commands import after_banner, forked, here
 from tests.runs import Finished, events, metrics, whole_tensors
@@ -95,11 +97,13 @@ def test_what_is_not_taken_is_told_with_what_means_something_else(
     whole, events = origin_at(finished.folder), list[dict[str, Any]]()
     put_aside = "head.norm.bias"
     shapes = {name: shape for name, shape in whole.shapes.items() if name != put_aside} | {"pooler.weight": (3, 3)}
-    origin = replace(whole, shapes=shapes, unused=frozenset({put_aside}))
+    published = PublishedMetadata(begin=3)
+    origin = replace(whole, shapes=shapes, unused=frozenset({put_aside}), published_by=lambda *_: published)
     told: Any = SimpleNamespace(event=lambda name, **fields: events.append(fields), say=lambda _: None)
     begin_from(origin, state, SimpleNamespace(tokenizer=None, vocab_size=VOCAB_SIZE), told)  # type: ignore[arg-type]
     (event,) = events
     assert (event["left"], event["new"]) == (["head.norm.bias", "pooler.weight"], ["head.norm.bias"])
+    assert state.published == published
 
 
 def test_a_published_models_weights(finished: Finished, corpus: TinyCorpus, tmp_path: Path) -> None:
@@ -219,6 +223,15 @@ def test_rows_that_both_have_are_taken_and_others_drawn_the_same_under_any_layou
         torch.testing.assert_close(found[0][name], found[1][name], rtol=0, atol=1e-12)
 
 
+def test_a_run_that_goes_on_needs_no_more_what_it_began_from(finished: Finished, tmp_path: Path) -> None:
+    run, gone = Path(shutil.copytree(finished.folder, tmp_path / "run")), tmp_path / "gone"
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(text.replace("[train]\n", f'[train]\ninit_from = "{gone}"\n'))
+    given = (f"run.folder={run}", f"train.init_from={gone}", "train.steps=8")
+    answer = here("train", finished.config, *given, "--dry-run")
+    assert answer.status == 0 and "with step 7" in answer.out.splitlines()[-1], answer
+
+
 def test_of_a_part_that_lies_behind_the_rows_of_the_weights_nothing_is_taken() -> None:
     """A table of three rows, and a rank that has the last four of eight."""
     rows = torch.arange(16.0).view(8, 2)
@@ -226,6 +239,8 @@ def test_of_a_part_that_lies_behind_the_rows_of_the_weights_nothing_is_taken() -
     (taken,) = init_from._clipped(first, (3, 2))
     assert taken.shape == (3, 2) and taken.data.tolist() == rows[:3].tolist()
     assert init_from._clipped(last, (3, 2)) == []
+    (taken,) = init_from._clipped(last, (6, 2))
+    assert taken.offsets == (4, 0) and taken.data.tolist() == rows[4:6].tolist(), "of three quarters of the rows"
 
 
 def test_without_the_key_other_sizes_are_refused_with_its_name(
@@ -243,6 +258,8 @@ def test_without_the_key_other_sizes_are_refused_with_its_name(
         ({"seq_length": 8}, {"position": "rotary"}, None),
         ({"position": "rotary"}, {}, "position"),
         ({"num_layers": 7}, {}, None),
+        ({"window": 8}, {}, None),
+        ({"rotary": RotaryConfig(base=5e5)}, {"position": "rotary"}, None),
         ({"tie_embeddings": False}, {}, "tie_embeddings"),
         ({"tie_embeddings": False, "head": "classification"}, {}, None),
         ({"tie_embeddings": False}, {"head": "classification"}, None),

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 
 from colonnade.architecture.families import architecture_of
 from colonnade.config.load import load
-from colonnade.config.schema import DivergenceConfig
+from colonnade.config.schema import Config, DivergenceConfig
 from colonnade.errors import ColonnadeError, ConfigError, CopiesError
 from colonnade.launch.agreement import settings
 from colonnade.mesh.layout import Layout
@@ -80,6 +81,25 @@ def test_what_is_set_of_the_machine_takes_effect(
         loop.main(config, banner=lambda *_: pytest.fail("there are no ranks"))
     assert told.pop("given") == (Layout(dp=2), "cpu", 3)
     assert told == {"timeout": 77.0, "deterministic": True, "properties": settings(config)}
+
+
+def test_ranks_that_have_come_together_read_the_configuration_again(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what rank 0 has fetched of the run until then."""
+    given, before = list[Config](), tiny.config(corpus, tmp_path)
+    fetched = tiny.config(corpus, tmp_path, "train.steps=9")
+
+    def open_together(config: Config, ranks: Any) -> None:
+        given.append(config)
+        raise ColonnadeError("far enough")
+
+    monkeypatch.setattr(loop, "joined", lambda *_, **more: nullcontext((Mesh(), loop.torch.device("cpu"))))
+    monkeypatch.setattr(loop, "open_together", open_together)
+    for again in (None, lambda: fetched):
+        with pytest.raises(ColonnadeError, match="far enough"):
+            loop.main(before, banner=lambda *_: pytest.fail("nothing is open"), again=again)
+    assert given == [before, fetched]
 
 
 @pytest.mark.slow

@@ -3,8 +3,9 @@
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -109,9 +110,9 @@ def test_a_run_saves_as_often_as_it_is_to_and_at_its_end(monkeypatch: pytest.Mon
 
 def test_a_run_saves_when_it_is_asked_to_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Standing(monkeypatch)
-    run.asked, run.news = {2: Request.SAVE}, {1, 2}
+    run.asked, run.news = {2: Request.SAVE}, {1, 2, 3}
     assert not run.train()
-    assert run.of("save", "read") == ["read 1", "read 2", "save 2", "save 3 must"]
+    assert run.of("save", "read") == ["read 1", "read 2", "save 2", "read 3", "save 3 must"]
 
 
 @pytest.mark.parametrize("again", ["has_failed", "is_due"])
@@ -173,6 +174,7 @@ def test_evaluations_that_are_enough_end_a_run_with_all_saved(monkeypatch: pytes
     run = Standing(monkeypatch, steps=6)
     run.enough, run.asked = 2, {2: Request.STOP}
     assert not run.train() and run.told.events == [], "it has finished, and is not to be gone on with"
+    assert not run.train() and run.state.step == 2, "nor does it go on where it is started again"
 
 
 def test_an_evaluation_that_is_undone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +211,50 @@ def test_a_run_that_is_at_its_end_says_how_to_train_on(monkeypatch: pytest.Monke
     run.state.step = 3
     assert not run.train() and run.done == []
     assert run.told.said == ["Nothing is left to do: train.steps = 3. To train on, raise it."]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_configuration_that_comes_into_force_reaches_all_that_is_about_the_steps(
+    monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """From the first step on, with what was asked for while the run was away; a save that failed in the background is
+    made up for. Rank 0 alone looks for a file that stops the run, and uploads.
+    """
+    done, given = list[str](), dict[str, Any]()
+
+    def configured(number: int) -> Any:
+        saving, folder = SimpleNamespace(retry_for=number), SimpleNamespace(folder="run", time_limit=9.0)
+        return SimpleNamespace(checkpoint=saving, run=folder, train=SimpleNamespace(micro_batch_size=2))
+
+    coming = [configured(number) for number in (2, 3)]
+    retries, uploads = SimpleNamespace(), cast(Any, nullcontext())
+    uploads.follow = lambda kept: done.append(f"upload as {kept.retry_for}")
+    in_force, corpus = SimpleNamespace(read=lambda step: done.append(f"read {step}")), SimpleNamespace(batches=list)
+    in_force.follow = lambda state: (coming.pop(0), corpus)
+    checkpoints = SimpleNamespace(settle=lambda state: done.append("settle"))
+
+    def train(run: Any, *_: Any) -> bool:
+        done.append(f"train by {run.config.checkpoint.retry_for}, {retries.limit}")
+        return bool(coming)
+
+    for name, part in (("as_it_began", lambda config, changes: config), ("InForce", lambda *_: in_force)):
+        monkeypatch.setattr(loop, name, part)
+    for name in ("Repair", "SlowRanks", "pays"):
+        monkeypatch.setattr(loop, name, lambda *_: None)
+    monkeypatch.setattr(loop, "SaveRetries", lambda limit: retries)
+    monkeypatch.setattr(loop, "Interrupt", lambda folder, *_: given.update(folder=folder) or nullcontext())
+    monkeypatch.setattr(loop, "uploads_of", lambda *_, active: given.update(active=active) or uploads)
+    monkeypatch.setattr(loop.recovery, "saving", lambda *_, **more: nullcontext(checkpoints))
+    monkeypatch.setattr(loop, "ReadAhead", lambda read, active: nullcontext())
+    monkeypatch.setattr(loop, "_train", train)
+    monkeypatch.setattr(loop, "_finish", lambda config, *_: done.append(f"finish {config.checkpoint.retry_for}"))
+    state, mesh = SimpleNamespace(step=5, changes=[]), SimpleNamespace(rank=rank, data=None)
+    copies = SimpleNamespace(begin=lambda state: done.append(f"copy from {state.step}"))
+    rest: Any = dict.fromkeys(("device", "corpus", "monitor", "profile", "products"))  # what others are only handed
+    loop._to_its_end(configured(1), mesh=mesh, state=state, copies=copies, **rest)  # type: ignore[arg-type]
+    each = [[f"upload as {number}", f"train by {number}, {number}", "settle"] for number in (2, 3)]
+    assert done == ["read 5", "copy from 5", *each[0], *each[1], "finish 3"]
+    assert given == {"folder": Path("run") if rank == 0 else None, "active": rank == 0}
 
 
 # --- what a step writes down ------------------------------------------------------------------------------------------
@@ -248,7 +294,7 @@ class Stepped:
             profile=SimpleNamespace(step=lambda state: nullcontext()),
             slow_ranks=SimpleNamespace(step=nullcontext),
             data=SimpleNamespace(take=lambda at, then: self.taken.append((at, then)) or []),
-            checkpoints=SimpleNamespace(copied=None),
+            checkpoints=SimpleNamespace(copied=lambda: write(("copied", None))),
         )
         self.state: Any = SimpleNamespace(
             step=3,
@@ -259,7 +305,8 @@ class Stepped:
             model=SimpleNamespace(architecture=SimpleNamespace(losses=("loss",))),
         )
 
-    def _train_step(self, state: Any, *_: Any, **more: Any) -> StepResult:
+    def _train_step(self, state: Any, *_: Any, before_update: Any) -> StepResult:
+        before_update()
         state.step += 1
         return self.result
 
@@ -277,6 +324,7 @@ def test_a_step_writes_down_its_numbers_and_the_tokens_up_to_there(monkeypatch: 
     assert found == {"step": 4, "loss": 2.5, "learning_rate": 0.1, "grad_norm": 1.0, "tokens": 32 * 16 * 2}
     assert step.of("step") == [found | {"of this step": 8 * 16 * 2}] and step.state.samples == 32
     assert step.of("beat") == [(4, "beat.json")] and not step.of("thermometers")
+    assert len(step.of("copied")) == 1, "what is being saved is copied before the weights change"
 
 
 def test_only_what_a_later_step_takes_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +362,7 @@ def test_a_step_is_evaluated_in_turn_and_at_the_end(
         if told
     ]
     assert step.of("say") == said
-    assert "say" not in (kind for kind, _ in step.wrote[:2]), "behind the line of the step"
+    assert "say" not in (kind for kind, _ in step.wrote[:3]), "behind the line of the step"
 
 
 def test_what_the_thermometers_of_a_step_show_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,3 +39,22 @@ def test_free_memory_is_told_in_bytes_or_not_at_all(monkeypatch: pytest.MonkeyPa
     assert free_memory(CPU) == (9000 * 1024, 16000 * 1024)
     monkeypatch.setattr(machine, "_lines", lambda path: [])
     assert free_memory(CPU) is None
+
+
+@pytest.mark.parametrize(("used", "free"), [(1000, (2000, 3000)), (3000, (0, 3000)), (3500, (0, 3000))])
+def test_a_group_of_processes_may_take_what_is_left_below_its_limit(
+    used: int, free: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing where it has been lowered meanwhile; of groups within each other the one with the least counts."""
+    files = {
+        "/proc/meminfo": ["MemTotal: 16000 kB", "MemAvailable: 9000 kB"],
+        "/proc/self/cgroup": ["0::/jobs/mine"],
+        "/sys/fs/cgroup/jobs/mine/memory.max": ["3000"],
+        "/sys/fs/cgroup/jobs/mine/memory.current": [str(used)],
+        "/sys/fs/cgroup/jobs/memory.max": ["5000"],
+        "/sys/fs/cgroup/jobs/memory.current": ["2500"],
+        "/sys/fs/cgroup/memory.max": ["max"],
+        "/sys/fs/cgroup/memory.current": ["4000"],
+    }
+    monkeypatch.setattr(machine, "_lines", lambda path: files.get(str(path), []))
+    assert free_memory(CPU) == free

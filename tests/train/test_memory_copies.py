@@ -229,15 +229,15 @@ def test_of_an_earlier_start_the_copies_stay_until_there_are_others_if_they_are_
     config: Path, tmp_path: Path, memory: Path, named: str | None
 ) -> None:
     """Those of a start that the run has not gone on from would take memory for nothing."""
-    run, copy = tmp_path / "run", memory / "step_00000005"
-    run.mkdir()
-    copy.mkdir()
+    run, copy, older = tmp_path / "run", memory / "step_00000005", memory / "step_00000004"
+    for folder in (run, copy, older):
+        folder.mkdir()
     (memory / START).write_text("start of the run")
     if named is not None:
         (run / COPIES).write_text(named)
     copies = MemoryCopies(load(config, KEYS), Mesh(), Told())  # type: ignore[arg-type]
     assert copies._machine is not None and copies._take_over(copies._machine)
-    assert copy.exists() == (named == "start of the run")
+    assert copy.exists() == (named == "start of the run") and not older.exists()
     assert (memory / START).read_text() == (run / COPIES).read_text() != named
 
 

@@ -179,13 +179,14 @@ def test_who_sees_the_same_folder_is_on_one_machine(tmp_path: Path) -> None:
 
 
 def test_of_two_machines_either_has_a_whole_copy(config: Path, tmp_path: Path) -> None:
-    """With its manifest, without which no file of it counts."""
+    """With its manifest, without which no file of it counts. That of before has gone then."""
     names = [MANIFEST, "__0_0.distcp", "__1_0.distcp"]
 
-    def bring_together(rank: int, num_ranks: int) -> list[str]:
+    def bring_together(rank: int, num_ranks: int) -> dict[str, list[str]]:
         folder = tmp_path / str(rank)
-        partial, final = folder / ".step_00000001.partial", folder / "step_00000001"
-        partial.mkdir(parents=True)
+        partial, final = folder / ".step_00000002.partial", folder / "step_00000002"
+        for each in (partial, folder / "step_00000001"):
+            each.mkdir(parents=True)
         (partial / names[1 + rank]).write_text("weights")
         if rank == 0:
             (partial / MANIFEST).write_text(json.dumps({"files": {name: {"size": 7} for name in names[1:]}}))
@@ -195,9 +196,51 @@ def test_of_two_machines_either_has_a_whole_copy(config: Path, tmp_path: Path) -
         copies = MemoryCopies(load(config, ["checkpoint.memory_every=1"]), mesh, monitor)  # type: ignore[arg-type]
         assert copies._machine is not None
         copies._bring_together(copies._machine, partial, final)
-        return sorted(path.name for path in final.iterdir())
+        return {each.name: sorted(path.name for path in each.iterdir()) for each in folder.iterdir()}
 
-    assert run_on_ranks(bring_together, 2) == [sorted(names)] * 2
+    assert run_on_ranks(bring_together, 2) == [{"step_00000002": sorted(names)}] * 2
+
+
+@pytest.mark.parametrize("fails", ["lines wait for the disk", "publishing"])
+def test_a_copy_that_one_machine_cannot_publish_takes_the_place_of_none(
+    fails: str, config: Path, tmp_path: Path
+) -> None:
+    """On the others too that of before stays: it is the only one that is whole."""
+
+    def refused(*_: object) -> None:
+        raise CheckpointError(fails)
+
+    def bring_together(rank: int, num_ranks: int) -> tuple[str, bool]:
+        folder = tmp_path / str(rank)
+        partial, final = folder / ".step_00000002.partial", folder / "step_00000002"
+        for each in (partial, folder / "step_00000001"):
+            each.mkdir(parents=True)
+        if rank == 0:
+            (partial / MANIFEST).write_text('{"files": {}}')
+        copies, machine = copies_on(rank, config, folder, Told())
+        copies._monitor.check = lambda: None if rank == 0 or fails == "publishing" else refused()  # type: ignore[method-assign]
+        if rank == 1 and fails == "publishing":
+            memory_copies.publish = refused
+        with pytest.raises(CheckpointError) as told:
+            copies._bring_together(machine, partial, final)
+        return str(told.value), (folder / "step_00000001").is_dir()
+
+    assert run_on_ranks(bring_together, 2) == [(f"Rank 1: {fails}", True)] * 2
+
+
+def test_half_a_copy_of_before_is_in_nobodys_way(config: Path, tmp_path: Path) -> None:
+    """On a machine whose ranks begin a copy beside that of rank 0."""
+
+    def there(rank: int, num_ranks: int) -> dict[str, list[str]]:
+        folder = tmp_path / str(rank)
+        for step in (1, 2):
+            (folder / f".step_0000000{step}.partial" / "left").mkdir(parents=True)
+        copies, machine = copies_on(rank, config, folder, Told())
+        copies._make(machine, folder / ".step_00000002.partial")
+        return {each.name: [path.name for path in each.iterdir()] for each in sorted(folder.iterdir())}
+
+    left = {f".step_0000000{step}.partial": ["left"] for step in (1, 2)}
+    assert run_on_ranks(there, 2) == [left, {".step_00000002.partial": []}], "rank 0's are for who writes them"
 
 
 def copies_on(rank: int, config: Path, folder: Path, told: Told) -> tuple[MemoryCopies, Machine]:

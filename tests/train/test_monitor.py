@@ -112,8 +112,9 @@ def test_steps_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
     monitor(tmp_path).resume(4)
     for name in ("metrics.jsonl", "thermometers.jsonl"):
         assert (tmp_path / name).read_bytes() == b"".join(before.splitlines(keepends=True)[:4]), name
+    (tmp_path / "metrics.jsonl.7-0123abcd.partial").touch()  # of one that was killed
     monitor(tmp_path).resume(0)
-    assert written(tmp_path) == []
+    assert written(tmp_path) == [] and not list(tmp_path.glob("*.partial"))
 
 
 @pytest.mark.parametrize(
