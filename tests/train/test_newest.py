@@ -36,5 +36,8 @@ def test_checkpoints_that_are_gone_are_told_by_the_last_that_was_saved(tmp_path:
     ) as told:
         find(tmp_path)
     assert f"delete {tmp_path} to start again from step 0" in str(told.value)
+    (tmp_path / "events.jsonl").write_text('{"event": "saved", "check\n' + text)  # of a start that was killed
+    with pytest.raises(CheckpointError, match="has saved step_00000004 there"):
+        find(tmp_path)
     (tmp_path / "events.jsonl").write_text('{"event": "started"}\n{"event": "save failed", "checkpoint": "x"}\n')
     assert find(tmp_path) is None

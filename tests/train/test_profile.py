@@ -400,9 +400,10 @@ def test_wrong_steps_are_told_without_torch(tmp_path: Path) -> None:
 
 
 def step_of_units(start: float, first: int) -> list[Span]:
-    """A step of four seconds: two units in its one action."""
-    kinds = [("step", "7", -1), ("action", "F0", 0), ("unit", "blocks.0", 1), ("unit", "blocks.1", 1)]
-    ends = [(0.0, 4.0), (0.0, 3.0), (0.0, 1.0), (1.5, 3.0)]
+    """A step of four seconds: two units in its one action, and the optimizer."""
+    units = [("unit", f"blocks.{layer}", 1) for layer in range(2)]
+    kinds = [("step", "7", -1), ("action", "F0", 0), *units, ("part", "optimizer", 0)]
+    ends = [(0.0, 4.0), (0.0, 3.0), (0.0, 1.0), (1.5, 3.0), (3.0, 3.5)]
     return [
         Span(kind, name, start + at, parent + first if parent >= 0 else -1, start + end)
         for (kind, name, parent), (at, end) in zip(kinds, ends, strict=True)
@@ -410,11 +411,13 @@ def step_of_units(start: float, first: int) -> list[Span]:
 
 
 def test_of_two_steps_the_picture_has_the_last_from_its_first_unit_to_its_last() -> None:
-    spans = [*step_of_units(0.0, 0), *step_of_units(10.0, 4)]
-    profile, _ = merged([rank(0, spans, steps=[7, 8])])
-    gantt = profile["gantt"]
+    spans = [*step_of_units(0.0, 0), *step_of_units(10.0, 5)]
+    gantt = merged([rank(0, spans, steps=[7, 8])])[0]["gantt"]
     assert (gantt["step"], gantt["seconds"]) == (8, 4.0)
-    assert gantt["rows"][0]["actions"] == [{"kind": "F", "microbatch": 0, "chunk": 0, "start": 0.0, "end": 3.0}]
+    assert gantt["rows"][0]["actions"] == [
+        {"kind": "F", "microbatch": 0, "chunk": 0, "start": 0.0, "end": 3.0},
+        {"kind": "optimizer", "start": 3.0, "end": 3.5},
+    ]
 
 
 def test_what_crosses_two_stages_is_a_wait_as_a_whole() -> None:

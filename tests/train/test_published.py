@@ -47,6 +47,10 @@ def test_the_name_of_an_end_counts_where_nothing_else_tells_one(tmp_path: Path) 
     assert ends_of(tmp_path, plain, tokenizer()) == frozenset(), "documents have an end of their own"
     assert ends_of(tmp_path, plain, tokenizer(None)) == {NAMED}
     assert ends_of(tmp_path, checkpoint(tmp_path), tokenizer(None)) == frozenset()
+    sampled = checkpoint(tmp_path, NAMES, published={"begin": 1, "sampling": {"top_k": 5}})
+    assert ends_of(tmp_path, sampled, tokenizer()) == frozenset() and ends_of(tmp_path, sampled, tokenizer(None)) == {
+        NAMED
+    }
     assert ends_of(tmp_path, checkpoint(tmp_path, NAMES, converted_from={"eos_token_id": 5}), tokenizer()) == {5}
     assert ends_of(tmp_path, checkpoint(tmp_path, NAMES, converted_from={}), tokenizer()) == {NAMED}
     assert published_at(tmp_path, checkpoint(tmp_path, NAMES, converted_from={}), None, 10) is None
@@ -63,7 +67,7 @@ def test_the_first_token_is_one_and_the_one_behind_the_last_is_none(tmp_path: Pa
 def test_each_token_is_what_the_generation_says_or_else_the_configuration(tmp_path: Path) -> None:
     """Each of several once, and only what can be a token."""
     generation = {"eos_token_id": [3, 5, 3, -1], "pad_token_id": -1}
-    config = {"bos_token_id": [2, 1], "eos_token_id": 6, "pad_token_id": 8}
+    config = {"bos_token_id": [2, 1, 3], "eos_token_id": 6, "pad_token_id": 8}
     manifest = checkpoint(tmp_path, {"generation_config.json": generation, **NAMES}, converted_from=config)
     found = published_at(tmp_path, manifest, tokenizer(), 10)
     assert found == PublishedMetadata(begin=2, ends=(3, 5), pad=8)

@@ -6,11 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from colonnade.data.question_windows import Windows
 from colonnade.errors import ConfigError, DataError
+from colonnade.evaluation import questions as answered
+from colonnade.mesh.mesh import Mesh
+from colonnade.model.bert_spans import SpanBERT
 from colonnade.train.questions import open_questions
+from tests.tasks.examples import vocabulary
 
 TOKENIZER: Any = SimpleNamespace()
 
@@ -57,3 +62,43 @@ def test_what_is_no_file_of_questions_is_told_with_its_key(tmp_path: Path) -> No
     for name, said in (("folder.json", "is no file. Name"), ("dev.jsonl", ending), ("dev.txt", ending)):
         with pytest.raises(ConfigError, match=rf"^data\.questions = '{tmp_path / name}' {said} a file of SQuAD"):
             open_questions(config_of(tmp_path / name), TOKENIZER, Windows())
+
+
+@pytest.mark.parametrize(
+    ("version", "right", "percent"),
+    [("v2.0", ["dog", "", "", "cat sun"], 75.0), ("1.1", ["dog", "cat", "sun"], 200 / 3)],
+)
+def test_questions_are_scored_as_their_version_says(
+    version: str, right: list[str], percent: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model says "dog" to the first and the last; to others nothing, or where that may not be, "cat"."""
+    context = "dog cat sun"
+    asked = [
+        {
+            "id": f"q{number}",
+            "question": "north",
+            "answers": [{"text": text, "answer_start": context.find(text)}] if text else [],
+            **({"is_impossible": not text} if version == "v2.0" else {}),
+        }
+        for number, text in enumerate(right)
+    ]
+    content = {"version": version, "data": [{"title": "x", "paragraphs": [{"context": context, "qas": asked}]}]}
+    (tmp_path / "dev.json").write_text(json.dumps(content))
+    found = open_questions(config_of(tmp_path / "dev.json"), vocabulary(tmp_path), Windows())
+    assert found is not None and found.prepared is found.prepared
+    logits = np.zeros((len(right), 48, 2))
+    logits[[0, -1], 3] = 5.0  # behind [CLS], the question and [SEP]: there the context begins
+    logits[1:-1, 4], logits[1:-1, 0] = 2.0, 5.0
+    given: dict[str, Any] = {}
+
+    def logits_of(model: object, questions: object, **how: Any) -> Any:
+        given.update(how, model=model, questions=questions)
+        return logits
+
+    monkeypatch.setattr(answered, "logits_of", logits_of)
+    model, mesh, hidden = object.__new__(SpanBERT), Mesh(), lambda inputs: None
+    scores = found.score(model, mesh, hidden, batch_size=3)
+    assert (given["model"], given["questions"], given["mesh"]) == (model, found.prepared, mesh)
+    assert (given["hidden"], given["length"], given["batch_size"]) == (hidden, 48, 3)
+    assert (scores.exact, scores.f1) == pytest.approx((percent, percent)) and scores.total == len(right)
+    assert (scores.no_answer is not None) == (version == "v2.0")

@@ -85,6 +85,21 @@ def test_what_is_not_wanted_is_read_anew() -> None:
         assert taken(reader, 12, 16) == [12] and taken(reader, 16, None) == [16]
 
 
+def test_one_thread_reads_at_a_time() -> None:
+    """Also where another step is wanted than is being read: files are not made for two."""
+    reads = threading.Lock()
+
+    def read(position: int) -> list[Microbatch]:
+        assert reads.acquire(blocking=False), "two read at once"
+        time.sleep(0.05)
+        reads.release()
+        return [batch(position)]
+
+    with ReadAhead(read, active=True) as reader:
+        assert taken(reader, 0, 4) == [0]
+        assert taken(reader, 12, 16) == [12] and taken(reader, 16, None) == [16]
+
+
 def test_an_error_is_that_of_the_step_that_wants_the_data() -> None:
     def read(position: int) -> list[Microbatch]:
         if position == 4:

@@ -10,6 +10,7 @@ import pytest
 
 from colonnade.errors import ConfigError, DataError
 from colonnade.mesh.mesh import Mesh
+from colonnade.train import reference
 from colonnade.train.reference import _parts, attach_stored, path_of, read, stored
 
 KNOWN = {"data": {"data.train": "a"}, "seq_length": 16, "model": {"kind": "gpt"}, "precision": "fp32"}
@@ -70,6 +71,8 @@ def test_before_the_first_step_there_is_none_and_behind_it_it_is_needed(step: in
 
 
 def test_pairs_are_measured_beside_what_the_file_says(tmp_path: Path) -> None:
+    """Where it is of these pairs, whatever else it was made with."""
+
     class Part(list[int]):
         reference: Any = None
 
@@ -85,6 +88,9 @@ def test_pairs_are_measured_beside_what_the_file_says(tmp_path: Path) -> None:
     attach_stored(settings, corpus)
     assert train.reference.tolist() == FOUND["train.0"].tolist()
     assert validation.reference.tolist() == FOUND["validation.0"].tolist()
+    corpus.identities = {"data.train": "b"}
+    with pytest.raises(DataError, match=rf"^{path} has log-probabilities of other data than the run's"):
+        attach_stored(settings, corpus)
 
 
 def test_a_file_that_is_named_takes_the_place_of_the_runs_own(tmp_path: Path) -> None:
@@ -113,3 +119,62 @@ def test_every_part_that_a_run_reads_has_its_log_probabilities() -> None:
     assert _parts(corpus) == {"train.0": "a", "train.1": "b", "validation.0": "c", "test.0": "d"}
     datasets.test = None
     assert "test.0" not in _parts(corpus)
+
+
+def test_a_file_that_is_no_reference_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "reference.npz"
+    contents = (lambda: path.write_bytes(b"no archive"), lambda: path.write_bytes(b""), lambda: np.savez(path, **FOUND))
+    for write in (*contents, path.unlink):
+        write()
+        with pytest.raises(DataError, match=rf"^{path} has no log-probabilities of a reference model .*Put the run's"):
+            read(path, KNOWN, PARTS)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_the_reference_thinks_is_computed_once_and_given_to_all_pairs(
+    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the run's own model, all of whose messages between stages have arrived then."""
+    done: list[object] = []
+
+    class Part(list[int]):
+        reference: Any = None
+
+    sized = {name: Part(range(3)) for name in FOUND}
+    found = {name: f"of {name}" for name in sized}
+    monkeypatch.setattr(reference, "_parts", lambda corpus: sized)
+    monkeypatch.setattr(reference, "stored", lambda *_, step: found if is_there else None)
+    monkeypatch.setattr(reference, "_known", lambda *_: KNOWN)
+    monkeypatch.setattr(reference, "_computed", lambda state, corpus, part, *_: done.append("computed") or "made")
+    monkeypatch.setattr(reference, "_write", lambda path, known, made: done.append((path, known, made)))
+    monitor: Any = SimpleNamespace(say=done.append)
+    state: Any = SimpleNamespace(step=0, inference=SimpleNamespace(close=lambda: done.append("closed")))
+    config: Any = SimpleNamespace(
+        model=SimpleNamespace(head="preferences"),
+        preferences=SimpleNamespace(reference=None),
+        run=SimpleNamespace(folder=str(tmp_path)),
+    )
+    nobody: Any = None
+    reference.attach(state, config, nobody, Mesh(), monitor)
+    made = dict.fromkeys(sized, "made")
+    said, written = (
+        "Reading 6 pairs with the weights of the reference, once.",
+        (tmp_path / "reference.npz", KNOWN, made),
+    )
+    assert done == ([] if is_there else [said, "computed", "computed", "closed", written])
+    assert {name: part.reference for name, part in sized.items()} == (found if is_there else made)
+
+
+def test_a_file_says_all_that_log_probabilities_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights too, where they are there."""
+    monkeypatch.setattr(reference, "model_metadata", lambda model, vocab_size: {"size": [vocab_size]})
+    monkeypatch.setattr(reference, "_weights", lambda source: source)
+    monkeypatch.setattr(reference, "content_together", lambda path, world: {"weights of": path.name})
+    config: Any = SimpleNamespace(
+        model=SimpleNamespace(seq_length=16), train=SimpleNamespace(init_from=str(tmp_path / "begun"), precision="bf16")
+    )
+    corpus: Any = SimpleNamespace(vocab_size=300, identities={"data.train": 7})
+    known = {"data": {"data.train": "7"}, "seq_length": 16, "model": {"size": [300]}, "precision": "bf16"}
+    assert reference._known(config, corpus, Mesh()) == known
+    (tmp_path / "begun").mkdir()
+    assert reference._known(config, corpus, Mesh()) == {**known, "weights": {"weights of": "begun"}}

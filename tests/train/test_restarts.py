@@ -204,6 +204,20 @@ def test_who_is_asked_to_leave_after_a_recall_is_not_recalled_again(fake: Any) -
     assert status == UNFINISHED and [len(places) for places, _, _ in made.started][3:] == [4]
 
 
+def test_who_is_asked_to_stop_while_all_are_recalled_stops_as_asked(
+    fake: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its ranks have told that they stop."""
+
+    def asked_to_stop(run: Path) -> Ended:
+        (run / "stop").touch()
+        return after(Ended(UNFINISHED, False, None), 20)(run)
+
+    status, made = fake(*[after(killed(3), 10)] * 2, asked_to_stop)
+    assert status == UNFINISHED and len(made.started) == 3 and names(made.run)[-1] == "fewer ranks"
+    assert "Not started again" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("at", [5, 50])
 def test_what_is_left_suits_the_batches_from_now_on(fake: Any, tmp_path: Path, at: int) -> None:
     """Three ranks would share the batch that the run began with, and not the one that it has now, or will have."""

@@ -42,4 +42,5 @@ def test_what_no_run_can_do_is_refused(asked: RollbackOptions, step: int | None,
 def test_options_are_written_as_they_are_given() -> None:
     RollbackOptions().check(None)
     assert str(RollbackOptions()) == ""
+    assert str(RollbackOptions(skip=1_234_567, rate_factor=0.123456789)) == ("--skip 1234567 --rate-factor 0.123456789")
     assert str(RollbackOptions(3, 0.5, 20, 7)) == "--skip 3 --rate-factor 0.5 --rate-steps 20 --rewarm 7"

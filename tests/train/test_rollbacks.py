@@ -115,7 +115,8 @@ def test_data_that_end_are_held_against_a_run_that_has_returned(monkeypatch: pyt
     corpus: Any = SimpleNamespace(training=None, curriculum=curriculum_of(settings))
     batch = settings.train.global_batch_size
     known, new = Rollback(to=2, skip=3, id="known"), Rollback(to=4, skip=2, id="new")
-    for recorded, done, passed in (([], [], None), ([new], [], 2), ([known], [known], 0), ([known, new], [known], 2)):
+    cases = (([], [], None), ([new], [], 2), ([new], [new], 0), ([known], [known], 0), ([known, new], [known], 2))
+    for recorded, done, passed in cases:
         state: Any = SimpleNamespace(step=4, samples=4 * batch, rollbacks=[], learning_rate=None)
         held.clear()
         rollbacks.apply(state, settings, corpus, recorded, done)
@@ -139,3 +140,51 @@ def test_to_the_newest_checkpoint_there_is_nothing_to_finish(run: Path) -> None:
     (run / "checkpoints" / "step_00000006" / "damaged").touch()
     rollbacks.finish(run)
     assert saved_steps(run) == [2, 4, 6]
+
+
+@pytest.mark.parametrize(("known", "left"), [([0], [2, 4]), ([0, 1], [2, 4, 6])])
+def test_of_two_returns_the_second_is_finished_where_it_was_killed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, known: list[int], left: list[int]
+) -> None:
+    """The checkpoints behind it know the first, and both where the run has gone on since."""
+    both = [Rollback(to=2, skip=1, id="first"), Rollback(to=4, skip=1, id="second")]
+    rollbacks.write(run, both)
+    newest: Any = SimpleNamespace(rollbacks=[both[each] for each in known])
+    monkeypatch.setattr(rollbacks, "metadata_of", lambda path, manifest: newest)
+    rollbacks.finish(run)
+    assert saved_steps(run) == left
+
+
+def test_where_the_newest_checkpoint_is_damaged_the_one_before_says_how_the_run_went_on(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With batches of 8 from step 3 on."""
+    change = Change(
+        at=2, values={"train.global_batch_size": 8}, was={"train.global_batch_size": 4}, line="1", position=8
+    )
+    metadata_of = rollbacks.metadata_of
+
+    def changed(path: Path, manifest: Any) -> Any:
+        found: Any = metadata_of(path, manifest)
+        found.changes = [change] if found.step > 2 else []
+        return found
+
+    monkeypatch.setattr(rollbacks, "metadata_of", changed)
+    (run / "checkpoints" / "step_00000006" / "damaged").touch()
+    rollback, _ = rollbacks.by_hand(run, 2, RollbackOptions(skip=2))
+    assert rollback.passed == 2 * 8
+
+
+def test_rates_are_lowered_by_all_returns_that_a_run_has_made(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
+    settings = load(run / "config.toml")
+    monkeypatch.setattr(rollbacks, "check_length", lambda *_, **__: None)
+    corpus: Any = SimpleNamespace(training=None, curriculum=curriculum_of(settings))
+    known = Rollback(to=2, rate_factor=0.5, rate_until=6, id="known")
+    new = Rollback(to=4, rate_factor=0.25, rate_until=5, id="new")
+    plain = rollbacks.learning_rate_of(settings)
+    for recorded, factors in (([known], [0.5, 0.5, 1.0]), ([known, new], [0.125, 0.5, 1.0])):
+        state: Any = SimpleNamespace(step=4, samples=16, rollbacks=[], learning_rate=None)
+        rollbacks.apply(state, settings, corpus, recorded, [known])
+        assert [state.learning_rate(step) for step in (5, 6, 7)] == [
+            plain(step) * factor for step, factor in zip((5, 6, 7), factors, strict=True)
+        ]

@@ -77,6 +77,9 @@ def test_bytes_are_counted_where_the_tokenizer_tells_them(corpus: TinyCorpus, tm
     assert score_names(config_of({}, {"tokenizer": str(corpus.tokenizer)})) == list(told.numbers())
     vocabulary(tmp_path)  # of words, not of bytes
     assert "bits_per_byte" not in score_names(config_of({}, {"tokenizer": str(tmp_path / "tokenizer.json")}))
+    (tmp_path / "damaged.json").write_text("{")
+    for name in ("damaged.json", "nowhere.json"):  # which is told for itself, and not by a score that would not be
+        assert "bits_per_byte" in score_names(config_of({}, {"tokenizer": str(tmp_path / name)}))
 
 
 def test_questions_are_scored_too() -> None:
@@ -95,6 +98,7 @@ def test_each_data_set_of_a_blend_has_scores() -> None:
     (problem,) = score_problems("loss/news", config, set())
     assert "is none of the scores: loss, perplexity, loss/web, loss/books. Name one" in problem.message
     assert of_each(config_of({}, blend | {"validation": "own"})) == []
+    assert of_each(config_of({}, blend | {"blend": {"a/web": 1.0}})) == [], "what it finds is that of all"
 
 
 @pytest.mark.parametrize(

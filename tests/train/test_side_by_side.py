@@ -44,6 +44,8 @@ def all_of(folder: Path, told: list[dict[str, float | int | bool]], shares: int)
 
 
 def test_no_two_use_a_share_at_once(tmp_path: Path) -> None:
+    """What one has said in an earlier start stays in its log."""
+    (tmp_path / "3.log").write_text("3 was interrupted\n")
     status, found = all_of(tmp_path, [{"seconds": seconds} for seconds in (0.6, 0.1, 0.1, 0.1)], 2)
     assert status == 0 and found == dict.fromkeys("0123", 0)
     notes = [json.loads((tmp_path / f"{number}.ran").read_text()) for number in range(4)]
@@ -54,6 +56,7 @@ def test_no_two_use_a_share_at_once(tmp_path: Path) -> None:
         assert all(before[1] <= after[0] for before, after in pairwise(own))
     assert notes[1]["began"] < notes[0]["ended"], "else they were not side by side"
     assert (tmp_path / "2.log").read_text() == "2 says hello\n"
+    assert (tmp_path / "3.log").read_text() == "3 was interrupted\n3 says hello\n"
 
 
 def test_the_next_one_gets_the_share_that_is_free() -> None:
@@ -74,13 +77,15 @@ def test_the_next_one_gets_the_share_that_is_free() -> None:
 def test_one_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     killed = 128 + signal.SIGKILL
     told: list[dict[str, float | int | bool]] = [
-        {"seconds": 0, "status": 1},
+        {},
         {"mistake": True},
         {"seconds": 0, "status": killed},
         {"seconds": 0},
     ]
     assert all_of(tmp_path, told, 2) == (0, {"0": 1, "1": 2, "2": killed, "3": 0})
     assert last_line(tmp_path / "1.log") == "colonnade: train.steps = 0: use more"
+    broken = (tmp_path / "0.log").read_text()  # which does not say how long it takes
+    assert "Traceback" in broken and last_line(tmp_path / "0.log") == "KeyError: 'seconds'"
 
 
 def test_after_an_interruption_no_more_begin() -> None:

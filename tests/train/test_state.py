@@ -1,6 +1,8 @@
 """What the state is built with: each key of [train], [optim] and [parallel] where it belongs."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.optim.adamw import AdamW
 from colonnade.optim.lamb import Lamb
 from colonnade.optim.loss_scale import LossScale
+from colonnade.train import state
 from colonnade.train.state import build_state, learning_rate_of, parallel_of, storage_of
 from tests.parity.runs import CPU, SERIAL, Case, Way, configured
 from tests.tiny import TinyCorpus, write_config
@@ -133,3 +136,18 @@ def test_a_learning_rate_in_tokens_is_that_in_steps(
     of_tokens, of_steps = (learning_rate_of(load(path, options)) for options in (tokens, same))
     assert [of_tokens(step) for step in range(1, 40)] == [of_steps(step) for step in range(1, 40)]
     assert of_tokens(warmup) == of_tokens(start) == 0.01 > of_tokens(start + 1) > of_tokens(end) == pytest.approx(0.001)
+
+
+def test_weights_that_the_same_stages_have_share_one_axis_and_others_have_another() -> None:
+    """The first and the last stage, and three of four."""
+    made: list[tuple[int, ...]] = []
+
+    def holders(stages: tuple[int, ...]) -> object:
+        made.append(stages)
+        return f"axis of {stages}"
+
+    mesh: Any = SimpleNamespace(holders=holders)
+    found: Any = state._axes_of({"embedding": (0, 3), "norms": (0, 1, 3), "factors": (0, 3)}, mesh)
+    assert found == {"embedding": "axis of (0, 3)", "norms": "axis of (0, 1, 3)", "factors": "axis of (0, 3)"}
+    assert made == [(0, 3), (0, 1, 3)], "each is made once, by all ranks in one order"
+    assert state._axes_of({}, mesh) == {}

@@ -385,7 +385,7 @@ def test_the_scores_of_a_point_are_those_of_its_best_checkpoint_or_else_of_its_l
 
 
 def test_names_with_dots_and_spaces_are_in_quotes_in_the_configuration_of_a_point() -> None:
-    content = {"data": {"blend": {"data/a.b": 0.5, "c d": 0.5}}, "my.own": {"a-b_1": 3}}
+    content = {"data": {"blend": {"data/a.b": 0.5, "c d": 0.25, "bücher": 0.25}}, "my.own": {"a-b_1": 3}}
     assert tomllib.loads(toml_of(content)) == content and "a-b_1 = 3" in toml_of(content)
 
 

@@ -102,3 +102,12 @@ def test_a_point_is_another_run_where_it_computes_or_keeps_something_else(key: s
     before: dict[str, Any] = {section: {name: 1}}
     expected = [f"{key}: 1 -> 2"] if is_another else []
     assert changed(before, {section: {name: 2}}) == expected and changed(before, before) == []
+
+
+def test_a_point_is_another_run_where_a_key_has_come_or_gone() -> None:
+    """Whatever else stands in its section, in the order of the keys."""
+    before = {"optim": {"beta1": 0.9, "epsilon": 1e-8}, "train": {"steps": 10, "threads": 2}, "data": {"blend": {}}}
+    now = {"train": {"seed": 7, "steps": 20}, "optim": {"beta1": 0.9}, "checkpoint": {"keep": 3}}
+    gone, changed_or_new = "optim.epsilon: 1e-08 -> unset", ["train.steps: 10 -> 20", "train.seed: unset -> 7"]
+    assert changed(before, now) == [gone, *changed_or_new, "checkpoint.keep: unset -> 3"]
+    assert changed({}, {}) == [] and changed({"optim": {"epsilon": 1e-8}}, {}) == [gone]

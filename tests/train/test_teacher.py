@@ -13,7 +13,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, paper_mesh
 from colonnade.model.bert_labels import LabelHead, LabelInputs
 from colonnade.model.inputs import Inputs
-from colonnade.train import teacher
+from colonnade.train import taught, teacher
 from colonnade.train.corpus import open_corpus
 from colonnade.train.teacher import Teacher, _check_cut, _check_layers
 from tests.tiny import TinyCorpus, config
@@ -126,3 +126,39 @@ def test_a_teacher_that_cannot_be_cut_as_the_run_is_is_told(
         return
     with pytest.raises(CheckpointError, match=rf"^it cannot be cut as the run is:\n  {said}"):
         _check_cut("it", model, settings)
+
+
+def test_a_published_model_teaches_and_adapters_alone_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teacher, "is_published", lambda path: path.name != "neither")
+    monkeypatch.setattr(teacher, "is_peft", lambda path: path.name == "adapters")
+    monkeypatch.setattr(teacher, "open_published", lambda path: SimpleNamespace(model=f"model of {path.name}"))
+    found: Any = teacher.teacher_model(tmp_path / "whole")
+    assert found == "model of whole"
+    for name in ("adapters", "neither"):
+        with pytest.raises(ConfigError, match=rf"^distillation\.teacher = '{tmp_path / name}' is no checkpoint"):
+            teacher.teacher_model(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "is_stored", "asked"),
+    [(None, False, ["teacher"]), (None, True, ["stored", "teacher"]), (4, False, ["teacher"]), (4, True, ["stored"])],
+)
+def test_a_teacher_is_looked_at_before_a_run_where_it_will_be_read(
+    top_k: int | None, is_stored: bool, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has answered already is not, and one that runs beside the student always is."""
+    found: list[str] = []
+    monkeypatch.setattr(taught, "_checked", lambda *_: found.append("stored"))
+    monkeypatch.setattr(taught, "check_teacher", lambda *_: found.append("teacher"))
+    for name in ("origin_at", "teacher_model"):
+        monkeypatch.setattr(taught, name, lambda *_: None)
+    chosen = SimpleNamespace(teacher="teacher", top_k=top_k, store=str(tmp_path))
+    if is_stored:
+        (tmp_path / taught.ABOUT).write_text("{}")
+    settings: Any = SimpleNamespace(distillation=chosen)
+    nobody: Any = None
+    taught.check(settings, nobody, Mesh())
+    assert found == asked
+    chosen.teacher = None
+    taught.check(settings, nobody, Mesh())
+    assert found == asked

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from colonnade.config.schema import Config
+from colonnade.errors import ConfigError
 from colonnade.train.trackers import Prometheus, Wandb, trackers
 from colonnade.train.tracking import Feed
 from tests.train.test_tracking import FakeWandb, Recorded, config
@@ -111,3 +112,10 @@ def test_a_long_error_is_told_by_its_beginning() -> None:
     feed.numbers(1, {})
     feed.close(20)
     assert said[0] == f"Recorded: OSError: {'x' * 200}. The run goes on, and tries again."
+
+
+def test_a_package_of_which_only_the_name_is_there_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a module that some program has put in its place."""
+    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
+    with pytest.raises(ConfigError, match=r"tracking\.wandb = \"offline\" needs the package wandb, which is not"):
+        trackers(config(tmp_path, 'wandb = "offline"'))

@@ -182,3 +182,12 @@ def test_behind_its_end_an_upload_says_nothing(run: Run) -> None:
     going._end()
     going._has_failed(run.stored, OSError("down"))
     assert run.told.said == [] == run.told.events
+
+
+def test_a_checkpoint_of_which_the_manifest_has_gone_already_is_not_uploaded(run: Run) -> None:
+    """It is being deleted; the next one takes its turn, and nothing has failed."""
+    run.save(2, 4)
+    (run.folder / "checkpoints" / "step_00000004" / MANIFEST).unlink()
+    with run.uploads(keep_every=2) as going:
+        await_(going._is_done)
+    assert run.there() == [2] and not run.told.of(FAILED)

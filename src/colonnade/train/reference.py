@@ -102,7 +102,7 @@ def read(path: Path, known: dict[str, Any], parts: dict[str, PreferenceDataset])
         with np.load(path, allow_pickle=False) as arrays:
             about = json.loads(str(arrays[OF]))
             found = {name: arrays[name] for name in parts if name in arrays}
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
         raise DataError(f"{path} has no log-probabilities of a reference model ({error}). {_INSTEAD}") from error
     for what in known:
         if about.get(what, known[what] if what in LATER else None) != known[what]:

@@ -40,4 +40,4 @@ class RollbackOptions(NamedTuple):
     def __str__(self) -> str:
         """As they are written: those that are given."""
         given = {name: value for name, value in self._asdict().items() if value != self._field_defaults[name]}
-        return " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in given.items())
+        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())

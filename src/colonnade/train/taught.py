@@ -50,7 +50,7 @@ from colonnade.train.teacher import (
 
 FOLDER, ABOUT = "teacher", "about.json"
 BLOCK = 1 << 22  # entries of a file
-_CHOICES = ("cache", "readers", "questions")
+_CHOICES = ("cache", "questions")
 """Keys of [data] that change nothing of which tokens are read."""
 
 

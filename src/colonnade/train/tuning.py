@@ -332,8 +332,8 @@ def _lines(content: TomlTable, prefix: str) -> list[str]:
 
 
 def as_toml_key(key: str) -> str:
-    """A key as TOML reads it: in quotes where it has more than letters and digits."""
-    return key if key.replace("_", "").replace("-", "").isalnum() else as_toml(key)
+    """A key as TOML reads it: in quotes where it has more than letters and digits of ASCII."""
+    return key if key.isascii() and key.replace("_", "").replace("-", "").isalnum() else as_toml(key)
 
 
 def _words(point: Point) -> str:

@@ -1,0 +1,140 @@
+"""Saves that fail or have to be good, and what a run that goes on says and is held against."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from colonnade.errors import CheckpointError
+from colonnade.mesh.mesh import Mesh
+from colonnade.train import recovery
+from colonnade.train.change import Change
+from colonnade.train.recovery import Checkpoints, check_metadata, resume
+from colonnade.train.save_retries import SaveRetries
+from tests import tiny
+from tests.tiny import TinyCorpus
+from tests.told import Told
+from tests.train.test_recovery import checkpoints_of
+
+STATE: Any = SimpleNamespace(step=7)
+
+
+class Disk:
+    """A saver to a disk that is full for a while: so many waits for what was saved fail."""
+
+    is_busy = False
+
+    def __init__(self, failures: int) -> None:
+        self.left, self.done = failures, list[object]()
+
+    def save(self, *_: object) -> None:
+        self.done.append("save")
+
+    def wait(self) -> None:
+        self.done.append("wait")
+        self.left -= 1
+        if self.left >= 0:
+            raise CheckpointError("The disk is full.")
+
+
+def saving_to(disk: Disk, told: Told, limit: float, monkeypatch: pytest.MonkeyPatch) -> Checkpoints:
+    monkeypatch.setattr(Checkpoints, "payload", lambda self, state: None)
+    monkeypatch.setattr(time, "sleep", disk.done.append)
+    return checkpoints_of(Mesh(), told, SaveRetries(limit), save=disk.save, wait=disk.wait, is_busy=False)
+
+
+def test_a_save_that_has_to_be_good_is_waited_for_and_made_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one is left to itself."""
+    disk, told = Disk(2), Told()
+    saving = saving_to(disk, told, 900.0, monkeypatch)
+    saving.save(STATE)
+    assert disk.done == ["save"]
+    saving.save(STATE, must=True)
+    assert disk.done[1:] == ["save", "wait", 10.0, "save", "wait", 20.0, "save", "wait"]
+    assert [each["tries"] for each in told.of("save failed")] == [1, 2]
+
+
+@pytest.mark.parametrize("limit", [900.0, 0.0])
+def test_a_save_that_fails_before_the_run_returns_is_told_and_not_made_again(
+    limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be of a state that is given up. Where the first failure ends the run, this one does."""
+    disk, told = Disk(1), Told()
+    saving = saving_to(disk, told, limit, monkeypatch)
+    if not limit:
+        with pytest.raises(CheckpointError, match="The disk is full"):
+            saving.wait_out(STATE)
+        return
+    saving.wait_out(STATE)
+    saving.wait_out(STATE)
+    assert disk.done == ["wait", "wait"] and [each["step"] for each in told.of("save failed")] == [7]
+
+
+@pytest.mark.parametrize("others", [[], ["data.train is another"]])
+def test_a_run_that_goes_on_is_held_against_what_is_in_force(
+    others: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind its changes; what is said of other data is an event too."""
+    told, seen = Told(), list[object]()
+    run, in_force = SimpleNamespace(folder=str(tmp_path)), list[Any]()
+    monkeypatch.setattr(
+        recovery,
+        "behind",
+        lambda config, changes: in_force.append((changes, SimpleNamespace(run=run))) or in_force[0][1],
+    )
+    monkeypatch.setattr(recovery, "changes", lambda path, config: seen.append(config) or ["train.steps: 6 -> 9"])
+    monkeypatch.setattr(recovery, "what_changed", lambda path, config, step: seen.append(config) or ["Longer."])
+    monkeypatch.setattr(recovery, "what_to_say", lambda *_: ("Other data." if others else "", others))
+    model = SimpleNamespace(architecture=SimpleNamespace(weights=dict))
+    state: Any = SimpleNamespace(step=4, samples=1600, changes=["a change"], model=model)
+    config: Any = SimpleNamespace(run=run)
+    metadata: Any = SimpleNamespace(frozen=[])
+    monitor: Any = told
+    monkeypatch.setattr(told, "resume", seen.append, raising=False)
+    path, nobody = tmp_path / "checkpoints" / "step_00000004", SimpleNamespace()
+    corpus: Any = nobody
+    resume(state, config, corpus, monitor, lambda *_: (path, metadata))
+    ((changes, behind),) = in_force
+    assert changes == ["a change"] and seen == [4, behind, behind]
+    resumed = {"step": 4, "checkpoint": path.name, "origin": "disk", "changed": ["train.steps: 6 -> 9"]}
+    assert told.of("resumed") == [resumed]
+    assert told.of("other data") == [{"step": 4, "differences": others}] * bool(others)
+    assert told.said == [f"Resumed from {path} (step 4, sample 1,600).", "Longer.", *["Other data."] * bool(others)]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "batch", "position", "said"),
+    [
+        ("adamw", 8, 8, ""),
+        ("adamw", 4, 8, "train.global_batch_size = 4, and the run is to go on with 8: its steps counted other"),
+        ("adamw", 4, None, ""),
+        ("adamw", None, None, ""),
+        ("adamw", 8, None, "train.global_batch_size = 8, and the run is to go on with 4"),
+        ("lamb", 4, None, "optim.name = 'lamb', and the run is to go on with 'adamw': its moments are those of"),
+    ],
+)
+def test_a_checkpoint_is_held_against_the_batch_and_the_rule_that_are_in_force_at_its_step(
+    optimizer: str,
+    batch: int | None,
+    position: int | None,
+    said: str,
+    corpus: TinyCorpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`position`: where in the data a change from 4 to 8 samples a step has come into force."""
+    values, was = {"train.global_batch_size": 8}, {"train.global_batch_size": 4}
+    changed = [] if position is None else [Change(at=2, values=values, was=was, line="1", position=position)]
+    metadata = SimpleNamespace(tokenizer_sha256=None, optimizer=optimizer, global_batch_size=batch, changes=changed)
+    monkeypatch.setattr(recovery, "metadata_of", lambda path, manifest: metadata)
+    monkeypatch.setattr(recovery, "check_data", lambda *_: None)
+    nobody: Any = SimpleNamespace(tokenizer=None)
+    given: Any = (tiny.config(corpus, tmp_path), nobody, tmp_path, None)
+    if not said:
+        check_metadata(*given)
+        return
+    with pytest.raises(CheckpointError) as told:
+        check_metadata(*given)
+    assert f"was written with {said}" in str(told.value)
