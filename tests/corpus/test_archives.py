@@ -48,3 +48,12 @@ def test_a_file_of_a_zip_file_is_read_from_any_place(tmp_path: Path) -> None:
         for place, whence, start in ((-8, io.SEEK_END, len(content) - 8), (70_001, io.SEEK_SET, 70_001)):
             assert stream.seek(place, whence) == start and stream.read(4) == content[start : start + 4]
         assert stream.seek(-60_000, io.SEEK_CUR) == 10_005 and stream.read() == content[10_005:]
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+def test_methods_that_need_little_memory_are_read(method: int, tmp_path: Path, run: Run) -> None:
+    with zipfile.ZipFile(tmp_path / "in.zip", "w", method) as archive:
+        for name, text in (("a.txt", "one " * 200), ("b.txt", "two " * 200)):
+            archive.writestr(name, text)
+    result = run(tmp_path / "in.zip")
+    assert [text.split()[0] for text in result.texts()] == ["one", "two"] and result.reasons("read") == {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from colonnade.corpus.differences import differences
 
 
@@ -27,6 +29,13 @@ def test_each_input_that_changed_is_named_with_what_about_it() -> None:
 def test_an_input_that_was_added_is_new_and_those_that_are_as_before_are_not_named() -> None:
     same = [(name, 1, 1) for name in "abcd"]
     assert differences(facts(*same), facts(*same, ("e", 1, 1))) == ["inputs have changed: e (new)"]
+
+
+@pytest.mark.parametrize(("number", "more"), [(1, ""), (3, ""), (4, " and 1 more"), (1_003, " and 1,000 more")])
+def test_three_inputs_are_named_and_the_others_counted(number: int, more: str) -> None:
+    (told,) = differences(facts(), facts(*((f"{n:04d}", 1, 1) for n in range(number))))
+    named = ", ".join(f"{n:04d} (new)" for n in range(min(number, 3)))
+    assert told == f"inputs have changed: {named}{more}"
 
 
 def test_a_change_of_the_recipe_that_shares_inputs_out_in_another_way_is_told_alone() -> None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from datatrove.pipeline.base import PipelineStep
 
 from colonnade.corpus.executors import LocalExecutor, _first_error, num_workers, ray_executor
 from colonnade.corpus.recipe import RunSection
@@ -138,3 +139,30 @@ def test_ray_that_is_not_installed_is_one_message(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(DataError, match=r'run\.executor = "ray" needs the package ray\. Run `pip install'):
         ray_executor(RunSection(executor="ray"), [], tasks=1, log=tmp_path)
+
+
+class Remembering(PipelineStep):
+    """A step that keeps the tasks that it has seen, and writes them down."""
+
+    type, name = "test", "remembering"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seen = folder, list[int]()
+        super().__init__()
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Any:
+        self.seen.append(rank)
+        (self.folder / f"{rank}.json").write_text(json.dumps([self.seen, world_size]))
+        return data
+
+
+def test_tasks_that_one_process_carries_out_know_nothing_of_each_other(tmp_path: Path) -> None:
+    """Each begins with the steps as they are in the recipe, as on a process of its own."""
+    step = Remembering(tmp_path)
+    executor = LocalExecutor(
+        [step], tasks=3, workers=1, logging_dir=str(tmp_path / "logs"), retries=0, lock=cast(Any, None)
+    )
+    executor.run()
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    assert told == [[[0], 3], [[1], 3], [[2], 3]] and step.seen == []
+    assert executor.pipeline == [step] and executor.get_incomplete_ranks() == []

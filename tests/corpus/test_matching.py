@@ -87,3 +87,12 @@ def test_a_large_bucket_is_taken_in_blocks_by_size(small_blocks: None) -> None:
     matcher = matching.Matcher(Shingles([*sets, sets[0] - {0} | {6000}], earlier=0), 0.9)  # type: ignore[arg-type]
     matcher.add(list(range(60)))
     assert [pair[:2] for pair in matcher.pairs] == [(0, 59)]
+
+
+def test_pages_are_not_likely_to_be_alike_by_what_all_of_a_template_share() -> None:
+    """Of 30 shingles 20 are all pages': only the two that share others too are worth a comparison."""
+    template = range(100, 120)
+    own = [range(1_000 * n, 1_000 * n + 10) for n in range(1, 41)]
+    own[30] = range(own[12].start, own[12].start + 9)
+    pages = [np.array(sorted({*template, *each}), np.uint64) for each in own]
+    assert matching.likely_pairs(pages, 0.7) == [(12, 30)]

@@ -28,6 +28,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path}/state/logs/sign/logs has a log of each" in said
     with pytest.raises(DataError, match=r"^18 of 20 .*: sign/00001, sign/00003, .*sign/00011, …\. "):
         require(tmp_path, "sign", 20)
+    for tasks, end in ((12, "sign/00011"), (13, "sign/00011, …")):
+        with pytest.raises(DataError, match=rf", {end}\. "):  # ten are named
+            require(tmp_path, "sign", tasks)
 
 
 def test_the_first_that_finds_all_done_saves_the_others_the_look(tmp_path: Path) -> None:

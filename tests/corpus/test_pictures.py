@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from colonnade.corpus.pictures import Bar, bars, curve, table
+from colonnade.corpus.pictures import Bar, bars, curve, page, table
 
 
 def rects(svg: str) -> list[tuple[float, float, float, float]]:
@@ -46,3 +46,14 @@ def test_numbers_of_a_table_are_grouped_and_stand_to_the_right() -> None:
     found = table(["name", "count"], [["a", 12_345], ["b", 6]])
     assert '<th>name</th><th class="n">count</th>' in found
     assert '<tr><td>a</td><td class="n">12,345</td></tr>' in found
+
+
+def test_what_the_text_of_a_page_says_is_no_markup() -> None:
+    head, rows = ["<i>", "n"], [["a <b> & c", 1], ["</table>", 2]]
+    found = table(head, rows)
+    assert "<th>&lt;i&gt;</th>" in found and "<td>a &lt;b&gt; &amp; c</td>" in found
+    assert "<td>&lt;/table&gt;</td>" in found and found.count("</table>") == 1
+    drawn = bars([Bar("<b>", 1, note="<u>")]) + curve({0.0: 0.0}, at=0.5, label="<s>")
+    assert all(f"&lt;{each}&gt;" in drawn and f"<{each}>" not in drawn for each in "bus")
+    whole = page("A & <b>", ["<p>block</p>"])
+    assert "<title>A &amp; &lt;b&gt;</title>" in whole and "<h1>A &amp; &lt;b&gt;</h1>\n<p>block</p>" in whole

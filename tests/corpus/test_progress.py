@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ def test_what_tasks_have_done_adds_up(tmp_path: Path) -> None:
     assert so_far(tmp_path, "read") == Done(3 + 2 + 2, 2 * 107) and so_far(tmp_path, "finish") == Done(0, 0)
     (progress_folder(tmp_path, "read") / "00002").write_text("[1")
     assert so_far(tmp_path, "read").documents == 7, "one that is just being written"
+    first = next(progress_folder(tmp_path, "read").glob("*"))
+    (progress_folder(tmp_path, "read") / "00002").write_text("[1, 1]")
+    others = 8 - json.loads(first.read_text())[0]
+    first.write_text("")
+    assert so_far(tmp_path, "read").documents == others, "those behind it count"
 
 
 def test_it_is_told_between_too_but_not_at_each_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -349,8 +349,9 @@ def test_damage_between_records_is_told_with_the_number_of_the_next(tmp_path: Pa
     }
 
 
-def test_a_servers_type_of_a_page_may_have_capitals(tmp_path: Path, run: Run) -> None:
-    (tmp_path / "in.warc").write_bytes(record("response", b"<html><body></body></html>", "Text/HTML; charset=utf-8"))
+@pytest.mark.parametrize("kind", ["Text/HTML; charset=utf-8", "application/xhtml+xml"])
+def test_a_page_is_html_in_all_its_types_and_a_type_may_have_capitals(kind: str, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "in.warc").write_bytes(record("response", b"<html><body></body></html>", kind))
     assert run(tmp_path / "in.warc").reasons("read") == {"no main text": 1}
 
 

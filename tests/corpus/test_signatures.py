@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -119,3 +120,15 @@ def test_each_entry_is_in_one_part(tmp_path: Path, num_parts: int) -> None:
         assert int(found["band"][-1]) - int(found["band"][0]) <= (1 << 64) // num_parts, "parts are equal"
     documents = np.concatenate([found["document"] for found in parts])
     assert documents.tolist() == [base + number for number in range(len(bands))]
+
+
+def test_entries_are_read_whole_however_little_one_read_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux gives at most 2 GiB at a time. A file that has become shorter is told."""
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, start: pread(file, min(size, 8), start))
+    np.array([(band, band) for band in range(100)], ENTRY).tofile(tmp_path / "x.bands")
+    file = BandFile(tmp_path / "x.bands", ENTRY, 0)
+    assert file.entries(0, 1)["document"].tolist() == list(range(100))
+    monkeypatch.setattr(os, "fstat", lambda _: SimpleNamespace(st_size=102 * ENTRY.itemsize))
+    with pytest.raises(DataError, match=r"x\.bands ends behind entry 100, where 102 are wanted"):
+        file.entries(0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def test_a_stage_waits_for_all_arrays_of_the_one_before(tmp_path: Path, cluster:
         before = jobs
     for line in ("#SBATCH --partition=cpu", "#SBATCH --mem-per-cpu=3G", "#SBATCH --time=01:02:03", "launch_pickled_"):
         assert line in cluster.script(by_stage["documents"][0])
+    assert f"export PATH={sys.prefix}/bin:$PATH\n" in cluster.script(by_stage["documents"][0]), "this Python's programs"
     assert "--array=0-2%2\n" in cluster.script(by_stage["documents"][0]), "so many workers at once"
     assert "--qos" not in cluster.script(by_stage["documents"][0]), "a cluster need not have one"
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from colonnade.corpus import language
 from colonnade.corpus.filters import list_of, listed_as, normal_url
-from colonnade.corpus.language import identifier
+from colonnade.corpus.language import UNKNOWN, identifier
 from colonnade.corpus.recipe import RepairStep
 from colonnade.corpus.repair import configuration, repair_text
 from colonnade.data.tokenizer import Tokenizer
@@ -57,6 +57,7 @@ def test_bytes_are_those_of_the_text_as_it_was_and_as_it_is_now(run: Run, write_
     st.booleans(),
 )
 @example("1 &lt; 2 &amp; so on\n<b>3 &gt; 2</b>\n&amp; so on\n", True)
+@example("plain\na\x7fb\n", True)
 def test_repair_is_ftfys(text: str, unescape_html: bool) -> None:
     repair = RepairStep(unescape_html=unescape_html)
     assert repair_text(text, repair) == ftfy.fix_text(text, configuration(repair))
@@ -81,6 +82,11 @@ def test_a_character_that_cld2_refuses_is_not_shown_to_it(character: str) -> Non
     pytest.importorskip("pycld2")
     identify = identifier("cld2")
     assert identify(f"{ENGLISH}{character}{ENGLISH}").code == "en"
+
+
+def test_a_text_without_a_word_is_in_an_unknown_language() -> None:
+    pytest.importorskip("pycld2")
+    assert identifier("cld2")("...").code == UNKNOWN == "unknown"
 
 
 def test_a_language_has_one_code_in_each_of_its_scripts() -> None:
@@ -231,15 +237,18 @@ def test_the_length_is_that_of_what_the_heuristics_left(
     tokenizer.save(tmp_path / "tokenizer.json")
     left = "A line that ends well. It has sentences. One. Two. Three."
     count = len(tokenizer.encode(left))
+    whole = f"{left}\nno end here\nWe use cookies on this page."
     for at_least, texts in ((count, [left]), (count + 1, [])):
         result = run(
-            write_lines("in.jsonl", [f"{left}\nno end here\nWe use cookies on this page."]),
+            write_lines("in.jsonl", [whole]),
             folder=f"at_least_{at_least}",
             run={"tokenizer": str(tmp_path / "tokenizer.json")},
             filter={"min_tokens": at_least, "quality": ["c4"]},
         )
         assert result.texts() == texts
         assert [row["tokens"] for row in result.rows()] == [count] * len(texts)
+        samples = result.manifest["steps"]["filter"]["samples"].get("too short", [])
+        assert [sample["text"] for sample in samples] == [whole] * (1 - len(texts)), "as it came in"
 
 
 def test_removal_lists(tmp_path: Path, run: Run, write_lines: Any) -> None:

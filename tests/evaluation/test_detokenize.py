@@ -34,6 +34,8 @@ def test_words_become_natural_text_and_return() -> None:
         assert (detokenize(f"at {sign} 5 ,"), retokenize(f"at {sign}5,")) == (f"at {sign}5,", f"at {sign} 5 ,")
     for sign in "%°′″":
         assert (detokenize(f"at 5 {sign} ,"), retokenize(f"at 5{sign},")) == (f"at 5{sign},", f"at 5 {sign} ,")
+    for sign in ",;:!?":
+        assert (detokenize(f"dogs {sign} a ,"), retokenize(f"dogs{sign} a,")) == (f"dogs{sign} a,", f"dogs {sign} a ,")
 
 
 @pytest.mark.parametrize("word", ["Mr", "Messrs", "No", "etc", "e.g", "vs", "St", "U.S", "A"])

@@ -90,6 +90,13 @@ def test_lines_that_are_no_passages(tmp_path: Path, content: str | bytes, said: 
         read_passages(written(tmp_path, content))
 
 
+@pytest.mark.parametrize("ending", [ending for ending in PACK if ending])
+def test_a_file_that_is_cut_short_is_told(tmp_path: Path, ending: str) -> None:
+    packed = PACK[ending]("\n".join(["one two"] * 9).encode())[:-3]
+    with pytest.raises(DataError, match=rf"lambada\.txt{ending} cannot be read: .*Name a text or a \.jsonl"):
+        read_passages(written(tmp_path, packed, f"lambada.txt{ending}"))
+
+
 def test_a_passage_that_is_longer_than_the_model_reads(tokenizer: Tokenizer) -> None:
     passages = [Passage(7, "She did look")]
     (example,) = examples(Path("l.jsonl"), passages, tokenizer, variant="whole-word", longest=None)

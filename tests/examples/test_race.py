@@ -31,11 +31,13 @@ def found(folder: Path, suffix: str, *asked: tuple[str, Any], passage: str = "A 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".txt"])
 def test_an_option_stands_in_the_gap_of_its_question_or_behind_it(suffix: str, tmp_path: Path) -> None:
-    gap, behind, unlabelled = found(tmp_path, suffix, ("It was _ .", "A"), ("What ran? ", "D"), ("What ran?", None))
+    asked = (("It was _ .", "A"), ("What ran? ", "D"), ("What ran?", None), ("It was _ and _", "B"))
+    gap, behind, unlabelled, gaps = found(tmp_path, suffix, *asked)
     filled, answered = ([text.format(option) for option in OPTIONS] for text in ("It was {} .", "What ran? {}"))
     assert gap == Texts(("A dog ran.", *filled), (0,))
     assert behind == Texts(("A dog ran.", *answered), (3,))
     assert unlabelled == Texts(("A dog ran.", *answered), ())
+    assert gaps == Texts(("A dog ran.", *(f"It was {option} and {option}" for option in OPTIONS)), (1,))
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".txt"])

@@ -129,6 +129,7 @@ def test_without_an_end_of_documents_a_token_has_to_be_named(tokenizer: Tokenize
     with pytest.raises(ConfigError, match=r"has no end-of-document token, .* prefix_token_id=ID"):
         assert model.prefix_token_id
     assert ours(without, [], prefix_token_id=3).prefix_token_id == 3
+    assert ours(tokenizer, [], prefix_token_id=0).prefix_token_id == 0 != ours(tokenizer, []).prefix_token_id
     assert model.tokenizer_name != ours(tokenizer, []).tokenizer_name, "answers are cached by it"
 
 

@@ -180,12 +180,17 @@ class BandFile(NamedTuple):
     """What is added to its numbers of documents."""
 
     def entries(self, part: int, num_parts: int) -> NDArray[Any]:
-        """GATHERED: the (band, document) whose bands fall into one of equal parts of all numbers."""
+        """GATHERED: the (band, document) whose bands fall into one of equal parts of all numbers. DataError where the
+        file ends meanwhile.
+        """
         with _there(self.path) as stream:
             count = os.fstat(stream.fileno()).st_size // self.dtype.itemsize
             start, stop = (self._place(stream.fileno(), each, num_parts, count) for each in (part, part + 1))
-            data = os.pread(stream.fileno(), (stop - start) * self.dtype.itemsize, start * self.dtype.itemsize)
-        stored = np.frombuffer(data, self.dtype)
+            stored = np.fromfile(
+                stream, self.dtype, stop - start, offset=start * self.dtype.itemsize
+            )  # above 2 GiB too
+        if len(stored) != stop - start:
+            raise DataError(f"{self.path} ends behind entry {start + len(stored):,}, where {stop:,} are wanted.")
         found = np.empty(len(stored), GATHERED)
         found["band"], found["document"] = stored["band"], stored["document"].astype(np.int64) + self.base
         return found

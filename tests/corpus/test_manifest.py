@@ -1,0 +1,28 @@
+"""What a manifest adds up of several tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from colonnade.corpus.manifest import inputs, parts
+from colonnade.corpus.tally import Tally
+
+
+def output(part: str, documents: int, num_bytes: int, tokens: int) -> dict[str, Any]:
+    return {"part": part, "documents": documents, "bytes": num_bytes, "tokens": tokens, "size": 99}
+
+
+def test_a_part_has_all_files_of_its_tasks_together() -> None:
+    found = parts([output("train", 2, 30, 7), output("test", 1, 5, 2), output("train", 3, 40, 0)])
+    assert found == {
+        "test": {"files": 1, "documents": 1, "bytes": 5, "tokens": 2},
+        "train": {"files": 2, "documents": 5, "bytes": 70, "tokens": 7},
+    }
+    assert list(found) == ["test", "train"] and parts([]) == {}
+
+
+def test_inputs_are_in_the_order_in_which_tasks_read_them() -> None:
+    total = Tally(
+        metadata={"00001": [{"path": "b"}, {"path": "c"}], "00002": [{"path": "d"}], "00000": [{"path": "a"}]}
+    )
+    assert [entry["path"] for entry in inputs(total)] == ["a", "b", "c", "d"]
