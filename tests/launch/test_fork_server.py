@@ -6,9 +6,11 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
@@ -411,3 +413,28 @@ def test_a_run_that_is_killed_while_it_imports_leaves_no_folder(modules: Path, t
     while list((tmp_path / "tmp").iterdir()) and time.monotonic() < end:
         time.sleep(0.02)
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_what_is_asked_for_may_come_in_any_number_of_pieces() -> None:
+    """As a large environment does."""
+    asked = {
+        "module": "m", "arguments": ["a" * 1000], "environment": {}, "descriptors": [1], "parent": 2, "folder": "f",
+        "cores": [0], "name": "rank 0",
+    }  # fmt: skip
+    content = json.dumps(asked).encode()
+    asker, server = socket.socketpair()
+
+    def send() -> None:
+        with open(os.devnull) as sent:
+            socket.send_fds(asker, [fork_server._NUMBER.pack(len(content))], [sent.fileno()])
+        for begin in range(0, len(content), 300):
+            asker.sendall(content[begin : begin + 300])
+            time.sleep(0.01)
+
+    with asker, server:
+        sender = threading.Thread(target=send)
+        sender.start()
+        found = fork_server._next(server)
+        sender.join()
+    assert found is not None and vars(found[0]) == asked and len(found[1]) == 1
+    os.close(found[1][0])
