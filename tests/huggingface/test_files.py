@@ -75,6 +75,13 @@ def test_a_json_file_is_an_object_of_some_size(tmp_path: Path, monkeypatch: pyte
         read_json(path)
 
 
+def test_an_index_may_name_all_weights_of_a_large_mixture_of_experts(tmp_path: Path) -> None:
+    """Of the largest that are published it has several megabytes."""
+    write(tmp_path, "a.safetensors", "x")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "a.safetensors"}' + " " * 10**7 + "}")
+    assert found(tmp_path) == {"x": "a.safetensors"}
+
+
 def test_a_file_that_is_gone_or_cut_off_since_it_was_looked_at_is_told(tmp_path: Path) -> None:
     """Numbers are read later than what is said of them."""
     for name in ("model.safetensors", "pytorch_model.bin"):

@@ -15,9 +15,10 @@ from colonnade.train import memory_folder
 from tests.commands import environment
 
 SAY = "from colonnade.launch import agent; found = agent.agent(); print(found and found.pid)"
+SHELL = ["sh", "-c", '"$@"; true', "sh"]
 
 
-@pytest.mark.parametrize("between", [[], ["sh", "-c", '"$@"; true', "sh"]], ids=["nothing", "a shell"])
+@pytest.mark.parametrize("between", [[], SHELL, [*SHELL, *SHELL]], ids=["nothing", "a shell", "two shells"])
 def test_it_is_found_by_what_it_starts(between: list[str]) -> None:
     rank = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "job"}
     for more, expected in ((rank, str(os.getpid())), ({}, "None")):

@@ -158,6 +158,16 @@ def test_logits_are_computed_in_chunks_of_tokens(monkeypatch: pytest.MonkeyPatch
     assert [added(monkeypatch, way, case, gpu=gpu).operators - 6 for gpu in (False, True)] == [3 * 50 * 4, 3 * 150 * 4]
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_stage_is_predicted_with_its_own_part_of_a_teacher(monkeypatch: pytest.MonkeyPatch, stage: int) -> None:
+    config = configured(Case(precision="bf16", num_layers=5), Way(pp=2, micro_batch_size=2))
+    monkeypatch.setattr(planner_teacher, "teacher_model", lambda path: config.model)
+    taught = config.model_copy(update={"distillation": DistillationConfig(teacher="teacher")})
+    alone, beside = (predict(each, 37, stage=stage, device=CPU) for each in (config, taught))
+    assert beside == with_teacher(alone, taught, 37, stage=stage, device="cpu")
+    assert (beside.activations > alone.activations) == (stage == 1), "the last stage has what the teacher says"
+
+
 def test_without_a_teacher_nothing_is_added_and_one_that_cannot_be_read_has_no_weights(tmp_path: Path) -> None:
     """The run itself says why; its answers are taken to be none then."""
     config = configured(Case(precision="bf16"), Way(micro_batch_size=2))

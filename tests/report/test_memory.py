@@ -26,6 +26,19 @@ def test_what_was_measured_and_not_predicted_is_shown(tmp_path: Path, predicted:
     assert [row for row in cells(drawn(read_run(folder))) if row[0].startswith("bytes sent")] == rows
 
 
+def test_what_was_predicted_and_not_measured_is_shown_beside_what_was(tmp_path: Path) -> None:
+    """Once each."""
+    folder = written.run(tmp_path / "r")
+    compared = {"tokens_per_second": {"predicted": 600.0, "measured": 500.0}}
+    (folder / "comparison.json").write_text(json.dumps(compared))
+    assert cells(drawn(read_run(folder))) == [
+        ["tokens per second", "600", "500", "0.83"],
+        ["memory › total", "6 GB", "", ""],
+        ["seconds per step", "1.5 s", "", ""],
+        ["bytes sent › tp", "1 GB", "", ""],
+    ]
+
+
 def test_what_was_predicted_alone_has_its_unit(tmp_path: Path) -> None:
     folder = written.run(tmp_path / "r")
     (folder / "comparison.json").unlink()

@@ -44,7 +44,11 @@ def test_it_is_told_what_is_known_of_the_text_and_no_more_samples_than_asked_for
     assert told["batches"] == [[0, 1, 2, 3], [4, 5, 6]], "each sample once, where there are fewer"
 
 
-def test_data_sets_of_a_blend_are_measured_on_the_samples_that_they_have_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asked", [5, 100])
+def test_data_sets_of_a_blend_are_measured_on_the_samples_that_they_have_in_it(
+    monkeypatch: pytest.MonkeyPatch, asked: int
+) -> None:
+    """Asked for more than it has, on all that they have."""
     seen: list[list[int]] = []
 
     class Task:
@@ -64,8 +68,7 @@ def test_data_sets_of_a_blend_are_measured_on_the_samples_that_they_have_in_it(m
             return 9
 
         def first_of_each(self, num_samples: int) -> list[int]:
-            assert num_samples == 5
-            return [4, 1]
+            return {5: [4, 1], 9: [7, 2]}[num_samples]
 
     monkeypatch.setattr(held_out, "TASKS", {"some": Task()})
     corpus: Any = SimpleNamespace(
@@ -73,9 +76,10 @@ def test_data_sets_of_a_blend_are_measured_on_the_samples_that_they_have_in_it(m
     )
     stub: Any = None
     found: Any = held_out.evaluate_part(
-        stub, Two(), corpus, Mesh(), hidden=lambda inputs: None, samples=5, micro_batch_size=8
+        stub, Two(), corpus, Mesh(), hidden=lambda inputs: None, samples=asked, micro_batch_size=8
     )
-    assert seen == [[0, 1, 2, 3, 4], [0, 1, 2, 3], [0]]
+    assert [len(each) for each in seen] == ([5, 4, 1] if asked == 5 else [9, 7, 2])
+    assert all(each == list(range(len(each))) for each in seen)
     assert (found.found, found.each) == (1, {"books": 2, "code": 3})
 
 

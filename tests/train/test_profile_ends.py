@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from colonnade.mesh.clock import Clock
+from colonnade.mesh.clock import Clock, Span
 from colonnade.train.profile import TimedOwner
 from colonnade.train.profile_report import merged
 from tests.train.test_profile import rank, step_with, watched
@@ -34,6 +34,14 @@ def test_a_rank_waits_for_those_of_its_own_group_alone() -> None:
     profile, _ = merged([rank(n, step_with(0.0, at, 6.0), groups=groups[n]) for n, at in arrives.items()])
     waits = [each["parts"].get("wait for tp", 0.0) for each in profile["ranks"]]
     assert waits == pytest.approx([1.0, 0.0, 1.5, 0.0])
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_a_step_lasts_until_the_last_of_its_ranks_is_done(last: int) -> None:
+    """Whichever it is: a pipeline's first stages may be, since their backward passes come last."""
+    ends = [12.0 if number == last else 10.0 for number in range(3)]
+    profile, _ = merged([rank(n, [Span("step", "7", 1.0, -1, end)]) for n, end in enumerate(ends)])
+    assert profile["gantt"]["seconds"] == pytest.approx(11.0)
 
 
 def test_an_owner_that_is_timed_learns_which_units_come() -> None:

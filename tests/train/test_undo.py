@@ -1,5 +1,6 @@
 """A run that returns by itself: what is told, written and put back, and in which order."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +27,11 @@ def settings(config: Path, tmp_path: Path) -> Config:
     return load(config, KEYS)
 
 
-def returned(settings: Config, told: Told, found: Divergence) -> None:
+def returned(
+    settings: Config, told: Told, found: Divergence, *, wait_out: Callable[[Any], None] = lambda state: None
+) -> None:
     given: Any = {"corpus": None, "monitor": told, "copies": SimpleNamespace(forget=lambda: None)}
-    saving: Any = SimpleNamespace(wait_out=lambda state: None)
+    saving: Any = SimpleNamespace(wait_out=wait_out)
     undo.roll_back(found, None, saving, config=settings, mesh=Mesh(), **given)  # type: ignore[arg-type]
 
 
@@ -67,6 +70,16 @@ def test_a_return_that_is_killed_is_written_down_before_a_checkpoint_goes(
         returned(settings, Told(), Divergence(step=22, first=22, reason="has loss nan"))
     assert [each.to for each in rollbacks.read(tmp_path / "run")] == [10]
     assert saved_steps(tmp_path / "run") == [10, 20]
+
+
+def test_a_checkpoint_that_is_still_being_written_is_waited_for_and_counts(
+    settings: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(undo, "return_to_newest", lambda *_: None)
+    monkeypatch.setattr(undo, "_weighed", lambda *_: ("", None))
+    saved = tmp_path / "run" / "checkpoints" / "step_00000030"
+    returned(settings, Told(), Divergence(step=42, first=41, reason="has loss nan"), wait_out=lambda _: saved.mkdir())
+    assert [each.to for each in rollbacks.read(tmp_path / "run")] == [30]
 
 
 def test_nothing_is_left_of_the_steps_that_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:
