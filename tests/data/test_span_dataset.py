@@ -171,6 +171,7 @@ def made(
     first: int = 0,
     head: str = SPANS,
     options: dict[str, Any] | None = None,
+    vocab_size: int = 100,
 ) -> SpanDataset:
     """Of documents with so many tokens of question and of text, and these numbers; opened from the `first` on."""
     fields = ExampleFields("made", head, ("question", "context"), options=options or {})
@@ -180,7 +181,7 @@ def made(
         writer.close(Sidecar("0" * 64, 100, None, len(documents), writer.num_tokens, 0, (), examples=fields))
     tokens = PairTokens(classify=90, separate=91, pad=99)
     file = TokenFile(folder / "made")
-    return SpanDataset(file, range(first, len(documents)), 8, vocab_size=100, tokens=tokens)
+    return SpanDataset(file, range(first, len(documents)), 8, vocab_size=vocab_size, tokens=tokens)
 
 
 def test_an_answer_may_be_a_text_from_its_first_token_to_its_last(tmp_path: Path) -> None:
@@ -193,6 +194,15 @@ def test_the_places_of_an_answer_are_no_tokens(tmp_path: Path) -> None:
     data = made(tmp_path, (2, 200, (150, 151)), options={"doc_stride": 1})
     answers = data.rows(range(len(data))).answers
     assert (answers > 0).all(axis=1).sum() == 3, "of windows of three tokens, those that hold the token"
+
+
+def test_a_text_with_a_token_that_the_vocabulary_has_not_is_refused_behind_a_question_without_one(
+    tmp_path: Path,
+) -> None:
+    """The text is of sevens."""
+    assert len(made(tmp_path, (2, 3, (0, 1)), vocab_size=8).rows([0]).tokens) == 1
+    with pytest.raises(DataError, match="document 0 has token id 7 at its position 2, but the vocabulary has 7 ids"):
+        made(tmp_path, (2, 3, (0, 1)), vocab_size=7).rows([0])
 
 
 @pytest.mark.parametrize("numbers", [(2, 1), (-1, 1), (0, 4)])

@@ -162,6 +162,21 @@ def test_tokenizers_that_are_not_byte_level_stream_too(stories: list[str]) -> No
         words.byte_lengths()
 
 
+@pytest.mark.parametrize(
+    ("added", "end"),
+    [
+        (["<s>", "</s>", "<eos>"], "<eos>"),
+        (["<s>", "</s>"], "</s>"),
+        (["</s>", "<eos>", "<|end_of_text|>"], "<|end_of_text|>"),
+        (["</s>", "<eos>", "<|end_of_text|>", END_OF_DOCUMENT], END_OF_DOCUMENT),
+    ],
+)
+def test_where_several_tokens_could_end_a_document_it_is_the_one_with_no_other_use(added: list[str], end: str) -> None:
+    """Beside <eos>, </s> is a tag of HTML."""
+    words = Tokenizer(tokenizers.Tokenizer(models.WordLevel({name: id_ for id_, name in enumerate(added)}, added[0])))
+    assert words.end_of_document == added.index(end)
+
+
 def test_words_that_a_tokenizer_has_no_token_for_are_told() -> None:
     inner = tokenizers.Tokenizer(models.WordLevel({"the": 0, "dog": 1}, unk_token="?"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from colonnade.architecture.block import block_weights
 from colonnade.architecture.families import architecture_of
+from colonnade.architecture.parts import trained_architecture
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig, TrainConfig
 from colonnade.data.loader import Batch
@@ -168,6 +169,16 @@ def test_what_is_frozen_takes_parameters_alone() -> None:
     frozen = 3 * sum(weight.size for weight in block_weights(config({}).model))
     assert every.gradients - half.gradients == 4 * frozen
     assert every.optimizer - half.optimizer == 12 * frozen
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_zero_3_shares_out_what_is_frozen_too(precision: str) -> None:
+    """Below it every rank keeps all of it."""
+    kept = {}
+    for zero in (0, 2, 3):
+        run = config({"dp": 4, "zero": zero}, parts={"frozen": ["blocks.*"]}, train={"precision": precision})
+        kept[zero] = resident(trained_architecture(run, VOCAB), run.parallel, run.train, stage=0).parameters
+    assert kept[0] == kept[2] == 4 * kept[3]
 
 
 def test_offload_takes_the_optimizer_off_the_device_that_a_search_counts() -> None:
