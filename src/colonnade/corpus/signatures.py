@@ -186,9 +186,8 @@ class BandFile(NamedTuple):
         with _there(self.path) as stream:
             count = os.fstat(stream.fileno()).st_size // self.dtype.itemsize
             start, stop = (self._place(stream.fileno(), each, num_parts, count) for each in (part, part + 1))
-            stored = np.fromfile(
-                stream, self.dtype, stop - start, offset=start * self.dtype.itemsize
-            )  # above 2 GiB too
+            # all of it: one os.pread gives at most 2 GiB
+            stored = np.fromfile(stream, self.dtype, stop - start, offset=start * self.dtype.itemsize)
         if len(stored) != stop - start:
             raise DataError(f"{self.path} ends behind entry {start + len(stored):,}, where {stop:,} are wanted.")
         found = np.empty(len(stored), GATHERED)
