@@ -271,18 +271,6 @@ def test_the_workers_end_with_a_command_that_is_killed(tmp_path: Path, run: Run,
     same(run(corpus, folder="whole", **STEPS, run={"piece_bytes": 8000}), result)
 
 
-def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
-    """What is complete is one writer's from its first byte to its last."""
-    with written(tmp_path / "file") as one:
-        one.write(b"one, half")
-        with written(tmp_path / "file") as other:
-            other.write(b"other")
-        assert (tmp_path / "file").read_bytes() == b"other"
-        one.write(b" and whole")
-    assert (tmp_path / "file").read_bytes() == b"one, half and whole"
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 @pytest.mark.slow
 def test_a_full_disk_is_one_message_and_the_run_goes_on_later(
     tmp_path: Path, run: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch

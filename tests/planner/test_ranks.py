@@ -103,7 +103,13 @@ def test_every_stage_is_one_of_the_kinds() -> None:
         for stage in kind.stages:
             memory = rank_memory(config.model, config.parallel, config.train, vocab_size=1024, stage=stage)
             step = Step(
-                config.model, config.parallel, config.train, "adamw", 1024, layout.rank_at(pp=stage, dp=0, tp=0)
+                config.model,
+                config.parallel,
+                config.train,
+                "adamw",
+                1024,
+                layout.rank_at(pp=stage, dp=0, tp=0),
+                cuda=True,
             )
             assert (kind.memory, dict(kind.traffic)) == (memory, totals(traffic(step)))
     assert largest(plan).memory.total == max(kind.memory.total for kind in plan.kinds)

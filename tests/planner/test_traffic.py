@@ -38,7 +38,9 @@ def theory(
 ) -> list[Flow]:
     config = configured(case, way)
     stated = trained_architecture(config, VOCAB)
-    step = Step(config.model, config.parallel, config.train, config.optim.name, VOCAB, rank, skipped, stated=stated)
+    step = Step(
+        config.model, config.parallel, config.train, config.optim.name, VOCAB, rank, skipped, cuda=False, stated=stated
+    )
     return traffic(replace(step, measured=measured))
 
 
@@ -280,10 +282,10 @@ def test_copied_heads_are_summed_over_tp(block: Literal["grouped", "window"], ze
 
 def test_an_embedding_is_a_unit_that_reads_tokens_wherever_it_stands() -> None:
     config = configured(Case(), Way(tp=2))
-    step = Step(config.model, config.parallel, config.train, config.optim.name, VOCAB, 0)
+    step = Step(config.model, config.parallel, config.train, config.optim.name, VOCAB, 0, cuda=False)
     first, *blocks, head = step.architecture.units
     decoder = first._replace(name="decoder", kind="decoder")
-    both = Step(config.model, config.parallel, config.train, config.optim.name, VOCAB, 0)
+    both = Step(config.model, config.parallel, config.train, config.optim.name, VOCAB, 0, cuda=False)
     both.__dict__["architecture"] = replace(step.architecture, units=(first, *blocks, decoder, *blocks, head))
     sent, twice = ([flow.count for flow in traffic(each) if flow.what == "embedding forward"] for each in (step, both))
     assert sent == [step.num_microbatches] and twice == [2 * sent[0]]
@@ -357,7 +359,7 @@ S_B_H = GPT.seq_length * 8 * GPT.hidden_size * 2  # bytes of [s, b, h] in bf16, 
 def large(**parallel: Any) -> Step:
     layout = ParallelConfig(**parallel)
     train = TrainConfig(steps=1, global_batch_size=64 * layout.dp, micro_batch_size=8, precision="bf16")
-    return Step(GPT, layout, train, "adamw", 50257, rank=0)
+    return Step(GPT, layout, train, "adamw", 50257, rank=0, cuda=False)
 
 
 def test_two_all_reduces_forward_and_two_backward_a_layer() -> None:

@@ -70,7 +70,15 @@ def assert_agree(config: Config, way: Way, head: str) -> None:
         batches = [task.random_batch(config.model, size, VOCAB, separate_documents=False) for _ in range(number)]
         result = train_step(state, batches, mesh, config.train)
         step = Step(
-            config.model, config.parallel, config.train, config.optim.name, VOCAB, rank, result.skipped, stated=stated
+            config.model,
+            config.parallel,
+            config.train,
+            config.optim.name,
+            VOCAB,
+            rank,
+            result.skipped,
+            cuda=False,
+            stated=stated,
         )
         ledger = mesh.ledger
         found = {key: (ledger.counts[key], ledger.bytes[key]) for key in ledger.counts}

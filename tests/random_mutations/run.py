@@ -108,8 +108,8 @@ class Session:
     def _tests(self, change: Change) -> list[pytest.Item]:
         """Those of the module's own test file first, then the shortest, as many as there is time for."""
         names = self._lines.tests(change.file, change.line)
-        items = [item for name in names for item in self._items.get(name, ()) if self._passes.get(item.nodeid, True)]
-        items = [item for item in items if item.nodeid not in self._passed_over[change]]
+        over = self._passed_over[change] | {test for test, passes in self._passes.items() if not passes}
+        items = [item for name in names for item in self._items.get(name, ()) if item.nodeid not in over]
         own = f"/test_{Path(change.file).stem.strip('_')}.py::"
         chosen, left = [], self._seconds
         for item in sorted(items, key=lambda item: (own not in item.nodeid, self._time(item), item.nodeid)):

@@ -1,7 +1,7 @@
 """One rank's training step: all that decides about its traffic, and what follows from it at once. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from colonnade.architecture.families import architecture_of
@@ -29,7 +29,7 @@ class Step:
     rank: int
     skipped: bool = False
     """fp16: gradients overflowed, so that no weight was updated."""
-    cuda: bool = False
+    cuda: bool = field(kw_only=True)
     """Whether it runs on CUDA, where more of the loss is computed at once."""
     measured: tuple[str, ...] = ()
     """What thermometers read (`thermometers.sites`)."""
