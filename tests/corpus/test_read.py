@@ -249,6 +249,14 @@ def test_parquet_and_its_damage(tmp_path: Path, run: Run) -> None:
     assert run(tmp_path / "bad.parquet", folder="bad").reasons("read") == {"file damaged": 1}
 
 
+def test_parquet_is_read_below_a_folder_whose_name_is_not_utf8(tmp_path: Path, run: Run) -> None:
+    folder = tmp_path / "in" / os.fsdecode(b"caf\xe9")
+    folder.mkdir(parents=True)
+    with open(folder / "in.parquet", "wb") as file:
+        pq.write_table(pa.table({"text": ["one"]}), file)
+    assert run(folder.parent).texts() == ["one"]
+
+
 def test_the_hash_of_an_input_is_that_of_all_of_it(tmp_path: Path, run: Run) -> None:
     """A Parquet file is read by another way, and one that is damaged at its beginning is not read on."""
     pq.write_table(pa.table({"text": ["one"]}), tmp_path / "in.parquet")

@@ -101,7 +101,8 @@ def _parquet(split: InputSplit, read: ReadStep) -> Iterator[Row | Reject]:
     arrow: Any = importlib.import_module("pyarrow")
     number = 0
     try:
-        with parquet.ParquetFile(split.path) as table:
+        # opened by Python: pyarrow takes the names that are UTF-8 alone
+        with open(split.path, "rb") as raw, parquet.ParquetFile(raw) as table:
             for group in range(table.num_row_groups):
                 size, count = (
                     getattr(table.metadata.row_group(group), name) for name in ("total_byte_size", "num_rows")
