@@ -2680,8 +2680,8 @@ MUTATIONS = [
     Mutation(
         "a Mistral without a window is one without a default",
         "architecture/huggingface/llama.py",
-        'if keys.has("sliding_window") else 4096',
-        'if keys.has("sliding_window") else None',
+        'keys.get("sliding_window") if keys.has("sliding_window") else 4096',
+        'keys.get("sliding_window")',
         ("tests/architecture/test_huggingface.py",),
     ),
     Mutation(

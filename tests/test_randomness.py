@@ -270,6 +270,13 @@ def test_the_share_of_dropped_elements(drop: float) -> None:
         )
 
 
+@pytest.mark.parametrize("drop", [1 - 2.0**-17, 0.999999])
+def test_what_is_kept_of_nearly_nothing_can_still_be_scaled(drop: float) -> None:
+    assert drop_probability(drop) == 1 - 2.0**-16
+    keep = keep_mask(stream_keys(1234, 2, 0, last=range(64)), 0, 1 << 15, drop)
+    assert 0 < keep.sum() < 100
+
+
 def test_dropping_is_a_threshold_on_the_same_numbers() -> None:
     """What a smaller rate drops, a larger one drops too."""
     masks = [keep_mask(KEYS, 0, 5000, drop) for drop in (0.0, 0.1, 0.2, 0.7)]

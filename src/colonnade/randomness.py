@@ -97,12 +97,12 @@ def keep_mask(keys: np.ndarray, start: int, count: int, drop: float, device: tor
 
 
 def dropped_values(drop: float) -> int:
-    """How many of the 2¹⁶ values of an element mean that it is dropped, the least of them all."""
-    return round(drop * 65536)
+    """How many of the 2¹⁶ values of an element mean that it is dropped, the least of them all; never every one."""
+    return min(round(drop * 65536), 65535)
 
 
 def drop_probability(drop: float) -> float:
-    """`drop` as a dropout mask realises it: rounded to a multiple of 2⁻¹⁶. Scale what is kept by 1 / (1 − this)."""
+    """`drop` as masks realise it: rounded to a multiple of 2⁻¹⁶ below 1. Scale what is kept by 1 / (1 − this)."""
     return dropped_values(drop) / 65536
 
 

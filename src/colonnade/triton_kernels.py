@@ -9,9 +9,9 @@ import triton.language as tl
 def keep_mask(keep, offsets, gammas, blocks, skipped, count, least, BLOCK: tl.constexpr):
     """One block of a stream: two elements to a word, the lower half first. `randomness` has the arithmetic."""
     stream = tl.program_id(0) // blocks
-    at = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    at = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # of up to 2³² elements
     element = at + skipped
-    word = tl.load(offsets + stream) + (element >> 1) * tl.load(gammas + stream)
+    word = tl.load(offsets + stream) + (element >> 1).to(tl.int32) * tl.load(gammas + stream)
     x = word.to(tl.uint32, bitcast=True)
     x = (x ^ (x >> 16)) * 0x21F0AAAD
     x = (x ^ (x >> 15)) * 0x735A2D97

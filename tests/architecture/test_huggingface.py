@@ -84,6 +84,7 @@ def test_a_window_of_null_is_none(content: Content, window: int | None) -> None:
         ({"max_window_layers": 0, "use_sliding_window": False}, None),
         ({"max_window_layers": 100, "use_sliding_window": True}, None),
         ({"max_window_layers": 1, "use_sliding_window": True}, "all layers have the same window here"),
+        ({"max_window_layers": 0, "use_sliding_window": True, "sliding_window": None}, None),
         ({"use_sliding_window": True}, None),  # left out, the first 28 layers have none
     ],
 )
@@ -97,6 +98,16 @@ def test_qwens_window_is_that_of_layers_behind_the_first(content: Content, windo
         assert isinstance(found, str) and window in found
     else:
         assert isinstance(found, dict) and found["window"] == window
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "qwen3"])
+def test_heads_of_keys_and_values_of_null_are_as_many_as_those_of_queries(name: str) -> None:
+    whole = completed(name, MODELS[name][1])
+    assert whole is not None
+    heads = whole["num_attention_heads"]
+    assert whole["num_key_value_heads"] != heads
+    found = described(whole | {"num_key_value_heads": None})
+    assert isinstance(found, dict) and found.get("num_key_value_heads", heads) == heads
 
 
 @pytest.mark.parametrize("key", ["attention_factor", "mscale", "mscale_all_dim"])

@@ -44,6 +44,12 @@ def test_what_a_run_has_written_begins_another(loaded: Loaded, tmp_path: Path) -
             "then.",
         ),
         (
+            ("optim.rewarm_at=10", "optim.rewarm_steps=3", "optim.decay_steps=13"),
+            "optim.rewarm_at = 10 with rewarm_steps = 3 ends the second rise at step 13, which is not below "
+            "optim.decay_steps = 13, where the decay ends: the learning rate would fall to its floor in a single step. "
+            "Use a later decay_steps, or leave it out: it is train.steps then.",
+        ),
+        (
             ("train.patience=3", "train.evaluate_every=0"),
             "train.patience = 3 counts evaluations, and train.evaluate_every = 0 leaves them out. Set evaluate_every, "
             "or patience = 0.",
@@ -101,6 +107,9 @@ def test_what_has_no_effect(loaded: Loaded, overrides: tuple[str, ...], message:
         ("optim.decay_start=1000000",),
         ("optim.warmup_steps=0", "optim.decay_start=9", "optim.decay_steps=10"),
         ("optim.warmup_tokens=10", "optim.decay_start_tokens=9", "optim.decay_tokens=10"),
+        ("optim.rewarm_at=10", "optim.rewarm_steps=3", "optim.decay_steps=14"),
+        ("optim.rewarm_at=10", "optim.rewarm_steps=3"),
+        ("optim.rewarm_at=10", "optim.decay_steps=10", "optim.decay=constant"),
         ("lora.rank=4", "lora.alpha=16.0"),
         ("lora.rank=0", "lora.alpha=16.0"),
         ("lora.rank=0", "parts.frozen=['!*norm*']"),

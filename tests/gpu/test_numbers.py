@@ -40,6 +40,17 @@ def test_drawn_numbers() -> None:
     assert [name for name, x in on_gpu.items() if not torch.equal(x, on_cpu[name])] == []
 
 
+def behind_2_to_the_31(rank: int, num_ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    keys, count, last = stream_keys(5, last=range(1)), (1 << 31) + 4096, 8192
+    on_gpu = keep_mask(keys, 0, count, 0.1, torch.device("cuda"))[:, -last:].cpu()
+    return on_gpu, keep_mask(keys, count - last, last, 0.1, torch.device("cpu"))
+
+
+def test_a_mask_of_more_elements_than_an_integer_of_32_bits_counts() -> None:
+    ((on_gpu, on_cpu),) = on_gpu_ranks(behind_2_to_the_31, 1)
+    assert torch.equal(on_gpu, on_cpu)
+
+
 def weights(rank: int, num_ranks: int, device: str) -> dict[str, torch.Tensor]:
     gpt = GPT(CONFIG, VOCAB, Parallel(Mesh().tp)).float()
     initialize_(gpt, Mesh().tp, 1, device)

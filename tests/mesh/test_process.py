@@ -35,15 +35,15 @@ def test_a_process_ends() -> None:
     kill(process)  # harmless
 
 
-@pytest.mark.parametrize("name", ["a b", "a) S 1 (b", "))"])
-def test_a_process_ends_whatever_it_is_called(name: str) -> None:
+@pytest.mark.parametrize("name", [b"a b", b"a) S 1 (b", b"))", b"caf\xe9"], ids=["space", "state", "ends", "Latin-1"])
+def test_a_process_ends_whatever_it_is_called(name: bytes) -> None:
     def sleep_as() -> None:
-        Path("/proc/self/comm").write_text(name)
+        Path("/proc/self/comm").write_bytes(name)
         sleep()
 
     child = fork(sleep_as)
     assert child.pid is not None
-    while Path(f"/proc/{child.pid}/comm").read_text() != f"{name}\n":
+    while Path(f"/proc/{child.pid}/comm").read_bytes() != name + b"\n":
         assert child.is_alive()
         time.sleep(0.001)
     process = process_id_of(child.pid)

@@ -38,6 +38,19 @@ def decay_starts_before_its_end(config: Config) -> Messages:
             )
 
 
+def rewarmed_before_decay_end(config: Config) -> Messages:
+    optim, end = config.optim, config.optim.decay_steps
+    if optim.rewarm_at is None or end is None or optim.decay == "constant":
+        return
+    top = optim.rewarm_at + optim.rewarm_steps
+    if top >= end:
+        yield (
+            f"optim.rewarm_at = {optim.rewarm_at} with rewarm_steps = {optim.rewarm_steps} ends the second rise at "
+            f"step {top}, which is not below optim.decay_steps = {end}, where the decay ends: the learning rate would "
+            "fall to its floor in a single step. Use a later decay_steps, or leave it out: it is train.steps then."
+        )
+
+
 def evaluations_are_made(config: Config) -> Messages:
     train, missing = config.train, no_validation_part(config)
     if missing:
@@ -127,6 +140,10 @@ BEGINNING_CHECKS = (
     (
         ("optim.decay_start", "optim.decay_start_tokens", "optim.decay_steps", "optim.decay_tokens"),
         decay_starts_before_its_end,
+    ),
+    (
+        ("optim.rewarm_at", "optim.rewarm_steps", "optim.decay_steps", "optim.decay"),
+        rewarmed_before_decay_end,
     ),
     (
         (

@@ -49,9 +49,10 @@ def kill(process: ProcessId) -> None:
 def _state(pid: int) -> tuple[str, str]:
     """(state, time of start) by Linux's /proc, ("", "") where there is no such process."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()  # a name in it may be no UTF-8, and cut within a letter
     except OSError:
         return "", ""
+    fields = stat.rpartition(b")")[2].decode("ascii").split()
     return fields[0], fields[19]
 
 

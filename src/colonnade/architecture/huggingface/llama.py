@@ -44,11 +44,12 @@ def _block(keys: Keys, *, key_value_heads: int | None = None, length: int) -> di
     length = keys.take("max_position_embeddings", int, length)
     keys.ignore("attention_dropout")
     heads = keys.take("num_attention_heads", int)
+    alike = key_value_heads is None or keys.has("num_key_value_heads")  # be it as null
     return {
         "num_layers": keys.take("num_hidden_layers", int),
         "hidden_size": keys.take("hidden_size", int),
         "num_heads": heads,
-        "num_key_value_heads": keys.take("num_key_value_heads", int, key_value_heads or heads),
+        "num_key_value_heads": keys.take("num_key_value_heads", int, heads if alike else key_value_heads),
         "head_dim": keys.take("head_dim", int, None),
         "ffn_hidden_size": keys.take("intermediate_size", int),
         "seq_length": length,
@@ -95,8 +96,8 @@ def _qwen3(keys: Keys) -> dict[str, Any]:
 
 
 def _qwen_window(keys: Keys, layers: int) -> int | None:
-    """That of all layers; None where none has one."""
-    window: int | None = keys.take("sliding_window", int, 4096)
+    """That of all layers; None where none has one, as where it is null."""
+    window: int | None = keys.take("sliding_window", int, None if keys.has("sliding_window") else 4096)
     first = keys.take("max_window_layers", int, 28)
     uses = keys.take("use_sliding_window", bool, False)
     kinds = keys.take("layer_types", list, None)
