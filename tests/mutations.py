@@ -9219,9 +9219,9 @@ MUTATIONS = [
     ),
     Mutation(
         "the name of a process with a bracket moves its fields",
-        "lock.py",
-        '.read_text().rpartition(")")[2].split()',
-        '.read_text().partition(")")[2].split()',
+        "proc.py",
+        'rpartition(b")")',
+        'partition(b")")',
         ("tests/test_lock.py",),
     ),
     Mutation(
@@ -9456,10 +9456,10 @@ MUTATIONS = [
         ("tests/data_parallel/test_zero.py",),
     ),
     Mutation(
-        "a process with a bracket in its name has no birth",
-        "mesh/process.py",
-        '.rpartition(")")[2]',
-        '.partition(")")[2]',
+        "a process whose name is not UTF-8 cannot be asked for",
+        "proc.py",
+        '.read_bytes().rpartition(b")")[2].decode("ascii").split()',
+        '.read_text().rpartition(")")[2].split()',
         ("tests/mesh/test_process.py",),
     ),
     Mutation(

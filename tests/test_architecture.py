@@ -10,7 +10,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "colonnade"
 FILES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
-    {"errors", ""},
+    {"errors", "proc", ""},
     {
         "config",
         "lock",

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from colonnade.errors import LockError
+from colonnade.proc import stat_of
 
 NAME = "lock"
 _PATIENCE_SECONDS = 10.0  # for the children of a holder that was killed
@@ -241,7 +242,7 @@ def _born(pid: int) -> str:
     """Clock ticks from the machine's start to the process's, where the kernel tells (proc(5), field 22 of stat); of
     one that is dead and not yet waited for, nothing."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = stat_of(pid)
     except OSError:
         return ""
     return "" if fields[0] in "ZX" else fields[19]

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from colonnade.launch import launch
 from colonnade.mesh.process import ProcessId, has_ended, mine, process_id_of
+from colonnade.proc import stat_of
 
 PREFIX = "colonnade-memory-"
 POLL = 0.5  # seconds between two looks at the agent
@@ -38,7 +39,7 @@ def agent() -> ProcessId | None:
     pid = os.getppid()
     try:
         while b"TORCHELASTIC_RUN_ID=" in Path(f"/proc/{pid}/environ").read_bytes():
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            pid = int(stat_of(pid)[1])
     except OSError:
         return None
     found = process_id_of(pid)

@@ -4,7 +4,8 @@ import os
 import signal
 import socket
 from dataclasses import dataclass
-from pathlib import Path
+
+from colonnade.proc import stat_of
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,9 @@ def kill(process: ProcessId) -> None:
 def _state(pid: int) -> tuple[str, str]:
     """(state, time of start) by Linux's /proc, ("", "") where there is no such process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()  # a name in it may be no UTF-8, and cut within a letter
+        fields = stat_of(pid)
     except OSError:
         return "", ""
-    fields = stat.rpartition(b")")[2].decode("ascii").split()
     return fields[0], fields[19]
 
 
