@@ -17,6 +17,7 @@ from colonnade.convert.convert import _size
 from colonnade.convert.to_huggingface import Opened, _ids, _with_template
 from tests.commands import here
 from tests.convert.published import MODELS, classes, heard, saved, state_of, transformers
+from tests.data.test_sentencepiece import CONTROL, UNKNOWN, piece
 from tests.parity.runs import SERIAL, Case, configured
 from tests.runs import whole_tensors
 
@@ -214,6 +215,23 @@ def test_a_tokenizer_puts_around_a_text_what_the_model_was_trained_to_read(
     (imported,) = (line for line in card.splitlines() if line.startswith("from transformers import "))
     used = [line for line in card.splitlines() if ".from_pretrained(" in line]
     assert imported.count(",") + 1 == len(used) == (2 if name == "llama" else 1), card
+
+
+def test_control_tokens_of_sentencepiece_are_those_of_training_for_other_programs(tmp_path: Path) -> None:
+    saved(tmp_path / "theirs", "t5")
+    pieces = [piece("<pad>", kind=CONTROL), piece("</s>", kind=CONTROL), piece("<unk>", kind=UNKNOWN), piece("▁dog")]
+    (tmp_path / "theirs" / "tokenizer.json").unlink()
+    (tmp_path / "theirs" / "spiece.model").write_bytes(b"".join(pieces))
+    config = {"tokenizer_class": "T5Tokenizer", "extra_ids": 2, "eos_token": "</s>"}
+    (tmp_path / "theirs" / "tokenizer_config.json").write_text(json.dumps(config))
+    converted(tmp_path / "theirs", tmp_path / "ours")
+    converted(tmp_path / "ours", tmp_path / "back")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    assert (theirs.pad_token_id, theirs.eos_token_id, theirs.unk_token_id, len(theirs)) == (0, 1, 2, 6)
+    assert theirs("dog").input_ids == [3, 1]
+    converted(tmp_path / "back", tmp_path / "again")
+    before, after = (read_manifest(tmp_path / folder).metadata for folder in ("ours", "again"))
+    assert after["tokenizer_sha256"] == before["tokenizer_sha256"]
 
 
 @pytest.mark.parametrize(

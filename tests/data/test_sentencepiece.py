@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
@@ -28,6 +29,13 @@ def loaded(folder: Path, *parts: bytes) -> Tokenizer:
     return Tokenizer.load(path)
 
 
+def unigram(folder: Path, *parts: bytes) -> Tokenizer:
+    """The same of a Unigram model."""
+    path = folder / "made.model"
+    path.write_bytes(piece("<unk>", kind=UNKNOWN) + b"".join(parts))
+    return Tokenizer.load(path)
+
+
 def test_what_a_model_does_not_say_is_as_sentencepiece_has_it(tmp_path: Path) -> None:
     """A text gets a blank in front, and of several in a row one is left."""
     pieces = [piece(text) for text in "▁ab"]
@@ -46,6 +54,19 @@ def test_no_merge_makes_a_control_token(tmp_path: Path) -> None:
     pieces = [piece("<s>", kind=CONTROL), piece("<"), piece("s>", -1.0), piece("s"), piece(">")]
     tokenizer = loaded(tmp_path, *pieces, NO_BLANK_IN_FRONT)
     assert tokenizer.encode("<s>") == [2, 3] and tokenizer.special_ids == {1}
+
+
+def test_what_is_published_names_control_tokens_as_others_do_and_is_the_same_tokenizer(tmp_path: Path) -> None:
+    """No text becomes one of them when it is read again, either."""
+    pieces = [piece("</s>", kind=CONTROL), *(piece(text, -1.0) for text in "▁a</s>")]
+    ours = unigram(tmp_path, *pieces)
+    theirs = tokenizers.Tokenizer.from_str(ours.published())
+    assert [theirs.id_to_token(id_) for id_ in range(4)] == ["<unk>", "</s>", "▁", "a"]
+    assert [token.content for token in theirs.get_added_tokens_decoder().values()] == ["</s>"]
+    again = Tokenizer.from_json(ours.published())
+    assert again.to_json() == ours.to_json()
+    assert again.encode("a</s>") == [2, 3, 4, 5, 6, 7]
+    assert Tokenizer.from_json(again.published()).sha256 == ours.sha256
 
 
 def test_of_several_models_in_a_folder_none_is_meant(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def _tokenizer_json(it: Opened, tokenizer: Tokenizer) -> str:
     """With what the model was trained to read around a text."""
     if it.family.has_decoder:
         return with_end(tokenizer)
-    return tokenizer.to_json() if it.config.model.is_causal else with_control_tokens(tokenizer)
+    return tokenizer.published() if it.config.model.is_causal else with_control_tokens(tokenizer)
 
 
 def _tokenizer_config(it: Opened, tokenizer: Tokenizer, ids: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ A .model is one protocol buffer (sentencepiece_model.proto). Only what decides t
 
 from __future__ import annotations
 
+import json
 import struct
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,8 @@ _UNKNOWN, _CONTROL, _USER = 2, 3, 4
 _SPACE = "▁"
 HIDDEN = "\uffff"
 """Before the names of a Unigram model's control tokens and its unknown one, so that no text can be taken for one."""
+_NO_TEXT_HAS_IT = {"type": "Replace", "pattern": {"String": HIDDEN}, "content": "\ufffd"}
+"""The first step of `_normalizer`, as a tokenizer.json has it."""
 SENTINEL = "<extra_id_{}>"
 """What stands for a span that is cut out, by its number: T5's names."""
 _T5, _MT5 = "T5Tokenizer", "MT5Tokenizer"
@@ -112,6 +115,36 @@ def load_sentencepiece(path: Path, config: TokenizerConfig) -> tokenizers.Tokeni
     if name in (_T5, _MT5):
         inner.add_special_tokens(_sentinels(model, config))
     return inner
+
+
+def published(inner: tokenizers.Tokenizer) -> str:
+    """The content of a tokenizer.json in which control tokens have the names by which other programs look for them."""
+    text = inner.to_str()
+    if not isinstance(inner.model, models.Unigram):
+        return text
+    content = json.loads(text)
+    for token in content["added_tokens"]:
+        token["content"] = token["content"].removeprefix(HIDDEN)
+    content["model"]["vocab"] = [(name.removeprefix(HIDDEN), score) for name, score in content["model"]["vocab"]]
+    return json.dumps(content, ensure_ascii=False)
+
+
+def hidden(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The tokenizer whose content was `published`; any other as it is."""
+    if not isinstance(inner.model, models.Unigram):
+        return inner
+    content = json.loads(inner.to_str())
+    unknown, vocab = content["model"]["unk_id"], content["model"]["vocab"]
+    if unknown is None or vocab[unknown][0].startswith(HIDDEN):
+        return inner
+    if _NO_TEXT_HAS_IT not in (content["normalizer"] or {}).get("normalizers", ()):
+        return inner
+    control = [token for token in content["added_tokens"] if token["special"] and token["id"] < len(vocab)]
+    for token in control:
+        token["content"] = HIDDEN + token["content"]
+    for id_ in {unknown, *(token["id"] for token in control)}:
+        vocab[id_][0] = HIDDEN + vocab[id_][0]
+    return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
 def _sentinels(model: _Model, config: TokenizerConfig) -> list[str]:

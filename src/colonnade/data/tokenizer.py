@@ -22,7 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from colonnade.atomic import write_whole
 from colonnade.data.added_tokens import add_tokens
 from colonnade.data.byte_level import END_OF_DOCUMENT, byte_level, load_pair
-from colonnade.data.sentencepiece import HIDDEN, SENTINEL, load_sentencepiece
+from colonnade.data.sentencepiece import HIDDEN, SENTINEL, hidden, load_sentencepiece, published
 from colonnade.data.tokenizer_config import TokenizerConfig, read_text
 from colonnade.data.wordpiece import load_wordpiece
 from colonnade.errors import DataError
@@ -75,7 +75,7 @@ class Tokenizer:
     def from_json(cls, text: str, *, source: str = "the tokenizer") -> Self:
         """Take the content of a tokenizer.json."""
         try:
-            return cls(tokenizers.Tokenizer.from_str(text))
+            return cls(hidden(tokenizers.Tokenizer.from_str(text)))
         except Exception as error:  # the library raises plain Exception
             raise DataError(
                 f"{source} is no tokenizer.json of Hugging Face `tokenizers`: {error}. Name a file that the library "
@@ -85,6 +85,10 @@ class Tokenizer:
     def to_json(self) -> str:
         """The content of a tokenizer.json."""
         return self._inner.to_str()
+
+    def published(self) -> str:
+        """The same as other programs read it: control tokens have their own names. `from_json` takes it back."""
+        return published(self._inner)
 
     def save(self, path: str | Path) -> None:
         """Write a tokenizer.json."""
