@@ -56,6 +56,11 @@ def test_no_merge_makes_a_control_token(tmp_path: Path) -> None:
     assert tokenizer.encode("<s>") == [2, 3] and tokenizer.special_ids == {1}
 
 
+def test_what_stands_for_no_text_is_decoded_by_its_name(tmp_path: Path) -> None:
+    ours = unigram(tmp_path, piece("</s>", kind=CONTROL), piece("▁a", -1.0))
+    assert ours.decode([2, 0, 1]) == "a<unk>" and ours.decode([2, 0, 1], skip_special=False) == "a<unk></s>"
+
+
 def test_what_is_published_names_control_tokens_as_others_do_and_is_the_same_tokenizer(tmp_path: Path) -> None:
     """No text becomes one of them when it is read again, either."""
     pieces = [piece("</s>", kind=CONTROL), *(piece(text, -1.0) for text in "▁a</s>")]

@@ -131,7 +131,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD, control tokens nothing if `skip_special`."""
-        return self._inner.decode([int(token) for token in ids], skip_special_tokens=skip_special)
+        text = self._inner.decode([int(token) for token in ids], skip_special_tokens=skip_special)
+        return text.replace(HIDDEN, "") if self._hides_names else text
+
+    @cached_property
+    def _hides_names(self) -> bool:
+        return any(name.startswith(HIDDEN) for name in self._inner.get_vocab())
 
     def stream(self, *, skip_special: bool = True) -> StreamDecoder:
         """A decoder for tokens that come one at a time."""
