@@ -5005,7 +5005,7 @@ MUTATIONS = [
     Mutation(
         "words of a GGUF vocabulary that no merges make are split",
         "gguf/tokenizer.py",
-        '"ignore_merges": split is not None,',
+        '"ignore_merges": pre == "llama-bpe",',
         '"ignore_merges": False,',
         ("tests/gguf/test_convert.py",),
     ),

@@ -273,13 +273,26 @@ def test_text_is_split_as_the_file_says_and_no_further(pre: str, ids: list[int])
     assert isinstance(made, Tokenizer) and made.encode("(a") == ids, "kinds of tokens that there are not say nothing"
 
 
-@pytest.mark.parametrize(("pre", "ids"), [("llama-bpe", [3]), ("gpt-2", [0, 1, 2])])
+@pytest.mark.parametrize(("pre", "ids"), [("llama-bpe", [3]), ("gpt-2", [0, 1, 2]), ("qwen2", [0, 1, 2])])
 def test_a_word_of_the_vocabulary_that_no_merges_make_is_one_token_where_llama_cpp_says_so(
     pre: str, ids: list[int]
 ) -> None:
     said = {"model": "gpt2", "pre": pre, "tokens": ["c", "a", "t", "cat"], "merges": [], "token_type": [1] * 4}
     made = tokenizer_in(Header(Path(), {f"tokenizer.ggml.{key}": value for key, value in said.items()}, {}))
     assert isinstance(made, Tokenizer) and made.encode("cat") == ids
+
+
+def test_a_tokenizer_split_as_qwen_2_is_qwen_2s_own(tmp_path: Path) -> None:
+    """Accents that stand behind their letters are joined with them before."""
+    tokens, merges = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), "Ã©"], ["Ã ©"]
+    (tmp_path / "vocab.json").write_text(json.dumps({token: id_ for id_, token in enumerate(tokens)}))
+    (tmp_path / "merges.txt").write_text("\n".join(merges), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
+    theirs = Tokenizer.load(tmp_path)
+    said = {"model": "gpt2", "pre": "qwen2", "tokens": tokens, "merges": merges, "token_type": [1] * len(tokens)}
+    made = tokenizer_in(Header(Path(), {f"tokenizer.ggml.{key}": value for key, value in said.items()}, {}))
+    assert isinstance(made, Tokenizer) and made.sha256 == theirs.sha256
+    assert made.encode("cafe\u0301") == made.encode("caf\u00e9") == theirs.encode("cafe\u0301")
 
 
 def test_one_of_another_kind_is_left_with_the_file_to_name(tmp_path: Path) -> None:

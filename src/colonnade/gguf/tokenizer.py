@@ -30,7 +30,7 @@ def tokenizer_in(header: Header) -> Tokenizer | str:
         return _UNREADABLE
     added = {id_: kind == _CONTROL for id_, kind in enumerate(kinds) if kind in (_CONTROL, _USERS)}
     try:
-        return Tokenizer.from_json(json.dumps(_content(tokens, merges, added, SPLITS[said["pre"]])))
+        return Tokenizer.from_json(json.dumps(_content(tokens, merges, added, said["pre"])))
     except DataError:
         return _UNREADABLE
 
@@ -39,8 +39,11 @@ def _are_texts(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-def _content(tokens: list[str], merges: list[str], added: dict[int, bool], split: str | None) -> dict[str, Any]:
-    """Of a tokenizer.json. `added`: tokens beside those of merges, and whether they are control tokens."""
+def _content(tokens: list[str], merges: list[str], added: dict[int, bool], pre: str) -> dict[str, Any]:
+    """Of a tokenizer.json. `added`: tokens beside those of merges, and whether they are control tokens. `pre`: of
+    `SPLITS`; Qwen 2 brings text to NFC, and LLaMA 3 alone has words that no merges make.
+    """
+    split = SPLITS[pre]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": split is None}
     first = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -53,7 +56,7 @@ def _content(tokens: list[str], merges: list[str], added: dict[int, bool], split
             for id_, is_control in added.items()
             if id_ < len(tokens)
         ],
-        "normalizer": None,
+        "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
         "pre_tokenizer": level if split is None else {"type": "Sequence", "pretokenizers": [first, level]},
         "post_processor": None,
         "decoder": {**level, "use_regex": True},
@@ -65,7 +68,7 @@ def _content(tokens: list[str], merges: list[str], added: dict[int, bool], split
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": split is not None,
+            "ignore_merges": pre == "llama-bpe",
             "vocab": {token: id_ for id_, token in enumerate(tokens)},
             "merges": merges,
         },
