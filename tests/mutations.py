@@ -9638,6 +9638,13 @@ MUTATIONS = [
         ("tests/convert/test_round_trip.py",),
     ),
     Mutation(
+        "a Unigram model whose pieces cross spaces has its text cut at them",
+        "data/sentencepiece.py",
+        "self.kind == _UNIGRAM and self.no_spaces_within and",
+        "self.kind == _UNIGRAM and",
+        ("tests/data/test_tokenizer_files.py",),
+    ),
+    Mutation(
         "a tokenizer whose folder says more is fingerprinted as it is alone",
         "data/cleaning.py",
         "return None if sha256 == Tokenizer.load(tokenizer, alone=True).sha256 else sha256",

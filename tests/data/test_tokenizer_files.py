@@ -19,6 +19,8 @@ from .conftest import SHARED
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "walk", "##ing", "##s", "dog", ".", "!", "cafe"]
 HARD = ["", "  a  b  ", "Ünïcödé ﬁ ① ½ 漢字 🙂", "x\ty z", "a <s> b </s> <unk>", "don't — stop… \uffff<s>", "e\u0301"]
+BLANKS = ["\na\n", "\t", " \n \u3000", " \u00a0a \n", "▁", "▁a ▁ b▁ ", "a\r\n\n b"]
+"""What the rules of normalization treat in different ways."""
 
 
 def write_vocab(folder: Path, names: list[str]) -> Path:
@@ -153,9 +155,14 @@ def lines(stories: list[str]) -> list[str]:
         {"model_type": "unigram"},
         {"model_type": "unigram", "byte_fallback": True},
         {"model_type": "unigram", "add_dummy_prefix": False},
+        {"model_type": "unigram", "split_by_whitespace": False},
+        {"model_type": "unigram", "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True},
+        {"model_type": "unigram", "normalization_rule_name": "nfkc"},
+        {"model_type": "unigram", "byte_fallback": True, "normalization_rule_name": "identity"},
         {"model_type": "bpe"},
         {"model_type": "bpe", "vocab_size": 384},  # its low seven bits are 0, as those of Llama's 32,000 are
         {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity"},
+        {"model_type": "bpe", "normalization_rule_name": "nfkc", "split_by_whitespace": False},
     ],
     ids=str,
 )
@@ -166,10 +173,10 @@ def test_sentencepiece_gives_the_same_ids(
     ours = Tokenizer.load(path)
     assert ours.vocab_size == theirs.vocab_size()
     assert ours.end_of_document == theirs.eos_id()
-    for text in [*HARD, *stories[1].split("\n")[:150]]:
+    for text in [*HARD, *BLANKS, *stories[1].split("\n")[:150]]:
         expected = theirs.encode(text.replace("\uffff", "\ufffd"))
         assert ours.encode(text) == expected, text
-        if theirs.unk_id() not in expected:
+        if theirs.unk_id() not in expected and "▁" not in text:
             assert ours.decode(expected) == theirs.decode(expected)
     assert Tokenizer.load(path.parent).sha256 == ours.sha256 == Tokenizer.from_json(ours.to_json()).sha256
 
@@ -177,6 +184,13 @@ def test_sentencepiece_gives_the_same_ids(
 def test_symbols_of_ones_own_are_refused(tmp_path: Path, lines: list[str]) -> None:
     _, path = train(tmp_path, lines, user_defined_symbols=["<mark>"])
     with pytest.raises(DataError, match=r"symbols of its user's.*user_defined_symbols"):
+        Tokenizer.load(path)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_spaces_behind_words_are_refused(tmp_path: Path, lines: list[str], kind: str) -> None:
+    _, path = train(tmp_path, lines, model_type=kind, treat_whitespace_as_suffix=True)
+    with pytest.raises(DataError, match=r"behind words, .*Train it without treat_whitespace_as_suffix"):
         Tokenizer.load(path)
 
 

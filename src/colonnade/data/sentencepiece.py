@@ -3,7 +3,8 @@
 A .model is one protocol buffer (sentencepiece_model.proto). Only what decides the ids of a text is read:
 
     ModelProto   1 pieces: 1 piece (text) · 2 score (float) · 3 type
-                 2 trainer_spec: 3 model_type · 35 byte_fallback
+                 2 trainer_spec: 3 model_type · 22 split_by_whitespace · 24 treat_whitespace_as_suffix
+                                 35 byte_fallback
                  3 normalizer_spec: 2 precompiled_charsmap · 3 add_dummy_prefix · 4 remove_extra_whitespaces
 """
 
@@ -72,10 +73,24 @@ class _Piece:
 class _Model:
     pieces: list[_Piece]
     kind: int
+    no_spaces_within: bool
+    spaces_behind: bool
     byte_fallback: bool
     charsmap: bytes
     dummy_prefix: bool
     squeeze_spaces: bool
+
+    @property
+    def knows_blanks(self) -> bool:
+        """Whether its map makes blanks of all white space and of `_SPACE` itself, as SentencePiece's nmt rules do."""
+        if not self.charsmap:
+            return False
+        return not normalizers.Precompiled(self.charsmap).normalize_str(f"\t\n\r\u3000{_SPACE}").strip(" ")
+
+    @property
+    def is_cut_at_spaces(self) -> bool:
+        """Whether no piece crosses a space, so that a text can be cut before each `_SPACE`."""
+        return self.kind == _UNIGRAM and self.no_spaces_within and self.squeeze_spaces and self.knows_blanks
 
 
 def load_sentencepiece(path: Path, config: TokenizerConfig) -> tokenizers.Tokenizer:
@@ -101,12 +116,17 @@ def load_sentencepiece(path: Path, config: TokenizerConfig) -> tokenizers.Tokeni
             f"{path} has symbols of its user's, which `tokenizers` does not treat as SentencePiece does. Train it "
             "without user_defined_symbols, or use a tokenizer.json."
         )
+    if model.spaces_behind:
+        raise DataError(
+            f"{path} has the marks of spaces behind words, and `tokenizers` puts them before words alone. Train it "
+            "without treat_whitespace_as_suffix."
+        )
     name = config.class_of("LlamaTokenizer", _T5, _MT5, others=OTHERS)
     config.fixed("add_prefix_space", model.dummy_prefix, why=f"the add_dummy_prefix of {path.name} says otherwise")
     config.fixed("sp_model_kwargs", {}, why="a text has the same tokens each time here")
     inner = tokenizers.Tokenizer(_unigram(model) if model.kind == _UNIGRAM else _bpe(model))
     inner.normalizer = _normalizer(model)
-    if model.kind == _UNIGRAM:
+    if model.is_cut_at_spaces:
         inner.pre_tokenizer = pre_tokenizers.Metaspace(
             _SPACE, prepend_scheme="always" if model.dummy_prefix else "never"
         )
@@ -191,11 +211,15 @@ def _bpe(model: _Model) -> Any:
 
 def _normalizer(model: _Model) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = [normalizers.Replace(HIDDEN, "\ufffd")]
+    if model.knows_blanks and not model.squeeze_spaces:
+        steps.append(normalizers.Replace("\r\n", "\n\n"))  # of which `Precompiled` makes one blank
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))
     if model.squeeze_spaces:
-        steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
-    if model.kind == _BPE:
+        ends = normalizers.Replace(tokenizers.Regex(rf"\A +|[ {_SPACE}]+\z"), "")
+        steps.append(normalizers.Strip() if model.knows_blanks else ends)
+        steps.append(normalizers.Replace(tokenizers.Regex(" {2,}"), " "))
+    if not model.is_cut_at_spaces:
         steps += [normalizers.Prepend(_SPACE)] if model.dummy_prefix else []
         steps.append(normalizers.Replace(" ", _SPACE))
     return normalizers.Sequence(steps)
@@ -216,6 +240,8 @@ def _parse(data: bytes) -> _Model:
     return _Model(
         pieces=[_piece(dict(_fields(_bytes({1: piece}, 1)))) for number, piece in parts if number == 1],
         kind=_number(trainer, 3, _UNIGRAM),
+        no_spaces_within=bool(_number(trainer, 22, 1)),
+        spaces_behind=bool(_number(trainer, 24, 0)),
         byte_fallback=bool(_number(trainer, 35, 0)),
         charsmap=_bytes(normalizer, 2),
         dummy_prefix=bool(_number(normalizer, 3, 1)),
