@@ -63,6 +63,15 @@ def change(folder: Path, *, less: str = "(?!)", **more: torch.Tensor) -> Path:
     return folder
 
 
+def test_a_tensor_that_is_there_by_two_spellings_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path, "gpt2")
+    first = load_file(tmp_path / "model.safetensors")["transformer.wte.weight"]
+    with pytest.raises(
+        CheckpointError, match=r"\n  transformer\.wte\.weight and wte\.weight are two spellings of one tensor\n"
+    ):
+        open_published(change(tmp_path, **{"wte.weight": first + 1}))
+
+
 def test_of_an_encoder_that_lacks_some_of_its_head_the_rest_is_there(tmp_path: Path) -> None:
     """As of one that was published to tell the order of sentences alone."""
     saved(tmp_path, "bert")

@@ -198,13 +198,16 @@ def matched(
     wanted = {name: source for source in sources.values() for name in source.theirs}
     seconds = {second.name: second for second in family.seconds(model)}
     stored: dict[str, Readable] = {}
-    surplus = []
+    spelled: dict[str, str] = {}
+    surplus, twice = [], []
     for written, each in found.items():
         new = _OLD.sub(lambda old: _NEW[old[1]], written)
         spellings = (new, family.base + new, new.removeprefix(family.base))
         name = next((name for name in spellings if name in wanted or name in seconds), None)
         if name is not None:
-            stored[name] = each
+            if stored.setdefault(name, each) != each:
+                twice.append(f"{clip(spelled[name])} and {clip(written)} are two spellings of one tensor")
+            spelled[name] = written
         elif not any(family.constants.fullmatch(name) for name in (written, family.base + written)):
             surplus.append(written)
     for second in seconds.values():  # some files hold the second name alone
@@ -214,7 +217,7 @@ def matched(
     there = {ours: each for ours, each in sources.items() if ours not in lacks or stored.keys() >= {*each.theirs}}
     sources, wanted = there, {name: source for source in there.values() for name in source.theirs}
     missing = wanted.keys() - stored.keys()
-    problems = [*_surplus(surplus), *_missing(missing), *_odd(wanted, stored)]
+    problems = [*_surplus(surplus), *twice, *_missing(missing), *_odd(wanted, stored)]
     if problems:
         of_head = architecture_of(model, model.vocab_size).weights_of_loss()
         of_head_alone = len(problems) == len(_missing(missing)) and all(
