@@ -115,7 +115,7 @@ def flip_drill(place: Place, variant: Variant, *, seed: int) -> dict[str, Any]:
     """A bit of one rank's weights is flipped in some step: the copies differ, and the run returns."""
     draws, run = Random(f"flip {variant.name} {seed}"), place.fresh("flipped")
     step, rank = draws.randint(2, place.steps - 1), draws.randrange(variant.num_ranks)
-    first = _flipped(step, rank, draws.randrange(1 << 30))
+    first = flipped(step, rank, draws.randrange(1 << 30))
     more = ("checkpoint.compare_copies_every=1", "checkpoint.every=3")
     answers = place.start(variant, run, first, *more).answers(TIME_LIMIT)
     problems = [f"it does not end by itself: {said(answers)}"] if any(a.status for a in answers) else []
@@ -124,7 +124,7 @@ def flip_drill(place: Place, variant: Variant, *, seed: int) -> dict[str, Any]:
     return {"injected": 1, "detected": len(found), "problems": problems or place.same(variant, run)}
 
 
-def _flipped(step: int, rank: int, at: int) -> Callable[[int], None]:
+def flipped(step: int, rank: int, at: int) -> Callable[[int], None]:
     def first(own: int) -> None:
         import torch
 
@@ -177,13 +177,18 @@ def _damage_newest(run: Path, draws: Random) -> int:
     if len(found) < 2:
         return 0  # of a single one the run would be refused, as it should
     try:
-        file = found[-1] / "__0_0.distcp"
-        content = bytearray(file.read_bytes())
-        content[draws.randrange(len(content))] ^= 1 << draws.randrange(8)
-        file.write_bytes(content)
+        flip_a_bit(found[-1], draws)
     except (OSError, ValueError):
         return 0
     return 1
+
+
+def flip_a_bit(checkpoint: Path, draws: Random) -> None:
+    """In what its first rank has written."""
+    file = checkpoint / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[draws.randrange(len(content))] ^= 1 << draws.randrange(8)
+    file.write_bytes(content)
 
 
 def _row(

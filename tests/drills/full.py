@@ -1,4 +1,4 @@
-"""The whole drill, as much of it as there is time for: kills, lost disks, signals, clocks, restarts, damage and fuzz.
+"""The whole drill, as much of it as there is time for: kills, lost disks, signals, clocks, restarts, histories, damage.
 
     python -m tests.drills.full                 to the end (hours on one core); go on by starting it again
     python -m tests.drills.full --minutes 5     the beginning
@@ -30,6 +30,7 @@ from tests.drills.clocks import clock_drill, slow_drill
 from tests.drills.disturb import disk_drill, signal_drill, stop_drill
 from tests.drills.faults import again_drill, fewer_drill, flip_drill, memory_drill, restart_drill
 from tests.drills.fuzz import checkpoint_drill, file_drill
+from tests.drills.histories import history_drill
 from tests.drills.kills import kill_drill
 from tests.drills.lost import lost_drill, rename_drill
 from tests.drills.runs import VARIANTS, Place, Variant
@@ -37,6 +38,7 @@ from tests.drills.runs import VARIANTS, Place, Variant
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ROUNDS = 5
 FLIPPED = Variant("dp2, copies of all state", 2, ("parallel.dp=2",))
+HISTORIES = 12  # a round
 KILLS = 13  # of a run; 8 variants × 5 rounds × 13 = 520
 Row = dict[str, Any]
 Drill = Callable[..., Row]
@@ -79,6 +81,8 @@ def jobs(rounds: int = ROUNDS, kills: int = KILLS, tries: int = 100) -> Iterator
                 yield Job(f"slow rank | {variant.name} | {seed}", partial(slow_drill, variant=variant, seed=seed))
             if "dp2" in variant.name:
                 yield Job(f"flipped bit | {variant.name} | {seed}", partial(flip_drill, variant=FLIPPED, seed=seed))
+        for number in range(seed * HISTORIES, (seed + 1) * HISTORIES):
+            yield Job(f"histories | drawn | {number}", partial(history_drill, seed=number))
         yield Job(f"checkpoints | damaged or forged | {seed}", partial(checkpoint_drill, seed=seed, tries=tries))
         yield Job(f"files | changed bytes | {seed}", partial(file_drill, seed=seed, tries=6 * tries))
 

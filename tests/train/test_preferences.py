@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 
@@ -14,78 +13,19 @@ import transformers
 from torch import nn
 
 from colonnade.data.indexed import TokenFile
-from colonnade.data.tokenizer import Tokenizer
 from tests.commands import Answer, forked, here
-from tests.examples.chats import CHATML, TEXT, folder_of, jsonl
+from tests.examples.chats import jsonl
+from tests.examples.pairs import make, write_config
 from tests.runs import assert_near, events, metrics
-
-CONFIG = """
-[model]
-head = "{head}"
-num_layers = 2
-hidden_size = 32
-num_heads = 4
-seq_length = 48
-activation = "gelu_tanh"
-init_std = 0.1
-[data]
-train = "{folder}/pairs"
-tokenizer = "{folder}/tokenizer"
-split = "4:1"
-[train]
-steps = 4
-global_batch_size = 4
-micro_batch_size = 2
-precision = "fp64"
-evaluate_every = 2
-[optim]
-learning_rate = 1e-2
-warmup_steps = 1
-[run]
-folder = "{run}"
-"""
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tokenizer, a token file of pairs, and a model to begin from, in `base`."""
-    folder = tmp_path_factory.mktemp("pairs")
-    folder_of(folder / "tokenizer", CHATML)
-    chance, words = random.Random(3), TEXT.split()
-
-    def text() -> str:
-        return " ".join(chance.choices(words, k=chance.randint(1, 8)))
-
-    records = [{"prompt": text(), "chosen": text(), "rejected": text()} for _ in range(40)]
-    file = jsonl(folder / "pairs.jsonl", *records, {"prompt": "a", "chosen": "b", "rejected": "b "}, {"prompt": "a"})
-    answer = here(
-        "data", "examples", "preferences", file, "--output", folder / "pairs", "--tokenizer", folder / "tokenizer"
-    )
-    assert answer.status == 0 and "left out: 2 rows" in answer.out, answer
-    assert "chosen and rejected are the same: nothing is preferred" in answer.out
-    torch.manual_seed(1)
-    transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=Tokenizer.load(folder / "tokenizer").vocab_size,
-            n_positions=48,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            initializer_range=0.1,
-        )
-    ).double().save_pretrained(folder / "theirs")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / "theirs" / name).write_bytes((folder / "tokenizer" / name).read_bytes())
-    answer = here("convert", folder / "theirs", folder / "base")
-    assert answer.status == 0, answer
-    return folder
+    return make(tmp_path_factory.mktemp("pairs"))
 
 
 def run(pairs: Path, folder: Path, *more: str, num_ranks: int = 1, head: str = "preferences") -> Answer:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.toml").write_text(CONFIG.format(folder=pairs, run=folder / "run", head=head))
-    base = f"train.init_from={pairs / 'base'}"
-    return forked("train", folder / "config.toml", base, *more, num_ranks=num_ranks)
+    return forked("train", write_config(pairs, folder, head=head), *more, num_ranks=num_ranks)
 
 
 @pytest.fixture(scope="module")
