@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -51,15 +52,24 @@ class Cluster:
         found = re.search(r"--dependency=afterok:(\S+)", self.arguments(job))
         return found[1].split(":") if found else []
 
+    def options(self, job: str) -> dict[str, str]:
+        """What the script asks of Slurm, with quotes and spaces as sbatch takes them: as a shell does."""
+        lines = [shlex.split(line)[1:] for line in self.script(job).splitlines() if line.startswith("#SBATCH ")]
+        assert all(len(line) == 1 for line in lines), f"what follows an option is an argument of its own: {lines}"
+        return {name: value for name, _, value in (line[0].partition("=") for line in lines)}
+
     def size(self, job: str) -> int:
-        found = re.search(r"--array=0-(\d+)", self.script(job))
+        found = re.match(r"0-(\d+)", self.options(job)["--array"])
         assert found is not None
         return int(found[1]) + 1
 
     def name(self, job: str) -> str:
-        found = re.search(r"--job-name=colonnade-(\w+)", self.script(job))
-        assert found is not None
-        return found[1]
+        return self.options(job)["--job-name"].removeprefix("colonnade-")
+
+    def command_line(self, job: str) -> list[str]:
+        """What the script runs, as the shell takes it."""
+        (line,) = (line for line in self.script(job).splitlines() if line.startswith("srun "))
+        return shlex.split(line)
 
     def run(self, job: str, *, without: Collection[int] = (), order: int = 1, force: bool = False) -> bool:
         """Runs a job's tasks if Slurm would start it. `without`: tasks that the machine loses."""
@@ -73,17 +83,14 @@ class Cluster:
 
     def task(self, job: str, index: int) -> Exception | None:
         """Runs one task; gives what it raised."""
-        found, offset = (
-            re.search(r"(\S+executor\.pik)", self.script(job)),
-            re.search(r"RUN_OFFSET=(\d+)", self.arguments(job)),
-        )
-        assert found is not None and offset is not None
+        offset = re.search(r"RUN_OFFSET=(\d+)", self.arguments(job))
+        assert offset is not None
         with self._patch.context() as patch:
             patch.setenv("SLURM_ARRAY_TASK_ID", str(index))
             patch.setenv("RUN_OFFSET", offset[1])
             patch.setenv("SLURM_NODELIST", "node")
             patch.setattr("datatrove.executor.slurm.expand_slurm_nodelist", lambda nodes: [nodes])
-            executor: Any = dill.loads(Path(found[1]).read_bytes())
+            executor: Any = dill.loads(Path(self.command_line(job)[-1]).read_bytes())
             executor.requeue_signals = ()
             try:
                 executor.run()

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from colonnade.corpus.executors import slurm_executor
+from colonnade.corpus.recipe import RunSection
 from colonnade.corpus.slurm import check_no_jobs, remember_jobs
 from colonnade.data.cleaning import clean
 from colonnade.errors import DataError, LockError
@@ -68,6 +70,24 @@ def test_a_stage_waits_for_all_arrays_of_the_one_before(tmp_path: Path, cluster:
     assert f"export PATH={sys.prefix}/bin:$PATH\n" in cluster.script(by_stage["documents"][0]), "this Python's programs"
     assert "--array=0-2%2\n" in cluster.script(by_stage["documents"][0]), "so many workers at once"
     assert "--qos" not in cluster.script(by_stage["documents"][0]), "a cluster need not have one"
+
+
+def test_a_folder_with_a_space_is_one_path_to_slurm_and_to_the_shell(
+    tmp_path: Path, cluster: Cluster, corpus: Path
+) -> None:
+    logs = tmp_path / "two words" / "state" / "logs" / "documents"
+    start(corpus, tmp_path / "two words")
+    job = cluster.submitted()[0]
+    assert cluster.command_line(job)[-2:] == ["launch_pickled_pipeline", str(logs / "executor.pik")]
+    options = cluster.options(job)
+    assert options["--output"] == options["--error"] == str(logs / "slurm_logs" / "%A_%a.out")
+    assert cluster.task(job, 0) is None and (logs / "completions" / "00000").exists()
+
+
+def test_a_python_below_a_folder_with_a_space_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", "/two words")
+    executor = slurm_executor(RunSection(), [], tasks=1, log=tmp_path, name="documents", after=[])
+    assert executor.env_command == "export PATH='/two words'/bin:$PATH"
 
 
 def test_tasks_that_fill_their_arrays_have_no_empty_one_behind(tmp_path: Path, cluster: Cluster, corpus: Path) -> None:

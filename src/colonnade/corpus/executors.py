@@ -13,6 +13,7 @@ import io
 import json
 import multiprocessing
 import os
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -195,7 +196,7 @@ def slurm_executor(run: RunSection, pipeline: list[Any], *, tasks: int, log: Pat
         mem_per_cpu_gb=run.memory_gb,
         qos=None,
         job_name=f"colonnade-{name}",
-        env_command=f"export PATH={sys.prefix}/bin:$PATH",
+        env_command=f"export PATH={shlex.quote(sys.prefix)}/bin:$PATH",
         logging_dir=str(log.resolve()),
         max_array_size=run.slurm_max_array,
         after=after,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -42,13 +43,16 @@ class SlurmExecutor(SlurmPipelineExecutor):
             _dump(self, stream)
         with self.logging_dir.open("ranks_to_run.json", "w") as stream:
             json.dump(missing, stream)
-        script = f"srun -l -n 1 launch_pickled_pipeline {self.logging_dir.resolve_paths('executor.pik')}"
+        pickled = shlex.quote(self.logging_dir.resolve_paths("executor.pik"))
+        script = f"srun -l -n 1 launch_pickled_pipeline {pickled}"
         for offset in range(math.ceil(len(missing) / self.max_array_size)):
             size = min(self.max_array_size, len(missing) - offset * self.max_array_size)
             arguments = [f"--export=ALL,RUN_OFFSET={offset}", "--kill-on-invalid-dep=yes"]
             if self.after:
                 arguments.append(f"--dependency=afterok:{':'.join(self.after)}")
-            content = self.get_launch_file_contents(self.get_sbatch_args(size), script)
+            # sbatch takes quotes as a shell does
+            options = {name: value and shlex.quote(str(value)) for name, value in self.get_sbatch_args(size).items()}
+            content = self.get_launch_file_contents(options, script)
             self.job_ids.append(launch_slurm_job(content, self.job_id_retriever, *arguments))
 
 
