@@ -357,6 +357,50 @@ def test_damage_between_records_is_told_with_the_number_of_the_next(tmp_path: Pa
     }
 
 
+def gone_off(whole: bytes, at: int, tmp_path: Path, run: Run) -> tuple[list[str], list[tuple[int, str, str]]]:
+    """What comes of a .warc that is cut: texts, and what is listed."""
+    (tmp_path / "cut.warc").write_bytes(whole[:at])
+    result = run(tmp_path / "cut.warc", folder=f"at {at}")
+    told = [(entry["line"], entry["reason"], entry["detail"]) for entry in result.dropped("read")]
+    return result.texts(), told
+
+
+@pytest.mark.parametrize("coding", ["", "Transfer-Encoding: chunked", "Content-Encoding: gzip"])
+def test_half_a_page_at_the_end_of_a_cut_archive_is_no_document(tmp_path: Path, run: Run, coding: str) -> None:
+    paragraph = "This page has a main text, which is long enough to be taken for one by the extractor."
+    page = "".join(f"<p>{number}. {paragraph}</p>" for number in range(9))
+    body = f"<html><body>{page}</body></html>".encode()
+    sent = {
+        "": body,
+        "Transfer-Encoding: chunked": b"%x\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n"
+        % (300, body[:300], len(body) - 300, body[300:]),
+        "Content-Encoding: gzip": gzip.compress(body),
+    }[coding]
+    one = record("response", sent, f"text/html\r\n{coding}" if coding else "text/html")
+    whole, block = one + one, one.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n\r\n")
+    (text,), told = gone_off(whole, len(one), tmp_path, run)
+    assert "8. This page" in text and not told
+    assert gone_off(whole, 2 * len(one) - 4, tmp_path, run) == ([text, text], []), "the record is whole"
+    block_at = 2 * len(one) - 4 - len(block)
+    for kept in (0, 10, len(block) - len(sent) // 3, len(block) - 1):
+        detail = f"a record of {kept} bytes instead of {len(block)}"
+        assert gone_off(whole, block_at + kept, tmp_path, run) == ([text], [(2, "file cut short", detail)])
+
+
+def test_an_archive_that_is_cut_within_a_records_header_is_told(tmp_path: Path, run: Run) -> None:
+    kept, next_one = record("conversion", b"one"), record("response", b"<p>two</p>", "text/html")
+    no_length = (2, "file damaged", "a record without Content-Length; all records before are read")
+    for line in (b"WARC-Type", b"WARC-Target-URI", b"WARC-Date", b"Content-Length"):
+        at = len(kept) + next_one.index(line)
+        assert gone_off(kept + next_one, at, tmp_path, run) == (["one"], [no_length]), line
+
+
+def test_an_archive_that_is_cut_within_what_is_no_document_is_told(tmp_path: Path, run: Run) -> None:
+    kept, next_one = record("conversion", b"one"), record("request", b"GET", "")
+    told = [(2, "file cut short", "a record of 21 bytes instead of 22")]
+    assert gone_off(kept + next_one, len(kept + next_one) - 5, tmp_path, run) == (["one"], told)
+
+
 @pytest.mark.parametrize("kind", ["Text/HTML; charset=utf-8", "application/xhtml+xml"])
 def test_a_page_is_html_in_all_its_types_and_a_type_may_have_capitals(kind: str, tmp_path: Path, run: Run) -> None:
     (tmp_path / "in.warc").write_bytes(record("response", b"<html><body></body></html>", kind))

@@ -29,6 +29,7 @@ KINDS = {
 KINDS_IN_WORDS = f"{', '.join(KINDS)}, all but .parquet also followed by {', '.join(COMPRESSIONS)} or within {ZIP}"
 _TALKERS = ("trafilatura", "htmldate", "courlan", "justext", "charset_normalizer", "warcio")
 _BATCH_ROWS = 256
+_PIECE = 1 << 20
 _GROUP_BYTES = 4 << 30
 
 
@@ -124,10 +125,12 @@ def _warc(content: Iterator[bytes], read: ReadStep) -> Iterator[Row | Reject]:
     failed: Any = importlib.import_module("warcio.exceptions").ArchiveLoadFailed
     number = 0
     try:
-        # not buffered: a buffer that is being filled when the content breaks off is lost, with whole records in it
-        for record in archive.ArchiveIterator(BlockStream(content), no_record_parse=False):
-            if record.rec_type in ("response", "conversion"):
-                yield _page(record, number + 1, read)
+        # Not buffered: a buffer that is being filled when the content breaks off is lost, with whole records in it.
+        # What servers said is parsed in `_page`: here, a file that ends before it would be taken for a whole one.
+        for record in archive.ArchiveIterator(BlockStream(content), no_record_parse=True):
+            row = _page(record, number + 1, read) if record.rec_type in ("response", "conversion") else None
+            if row := _cut_short(record, number + 1) or row:
+                yield row
             number += 1
     except Damaged as error:
         yield broken_off(error, number + 1, "all records before are read")
@@ -135,15 +138,26 @@ def _warc(content: Iterator[bytes], read: ReadStep) -> Iterator[Row | Reject]:
         yield Reject(number + 1, "file damaged", f"{_first_line(error)}; all records before are read")
 
 
+def _cut_short(record: Any, number: int) -> Reject | None:
+    """What is said of a WARC record, which is read to its end here, that the file has not whole."""
+    while record.raw_stream.read(_PIECE):
+        pass
+    if record.length is None:
+        return Reject(number, "file damaged", "a record without Content-Length; all records before are read")
+    if missing := record.raw_stream.limit:
+        have = f"a record of {record.length - missing:,} bytes instead of {record.length:,}"
+        return Reject(number, "file cut short", have)
+    return None
+
+
 def _page(record: Any, number: int, read: ReadStep) -> Row | Reject:
     """The text of a WARC record: as it is, or what trafilatura finds to be the main text of a page."""
+    if record.rec_type == "response":
+        record.http_headers = _http_headers(record)
     headers = record.rec_headers
     body = record.content_stream().read(read.max_bytes + 1)
     if len(body) > read.max_bytes:
         return Reject(number, "too long", f"a record of more than read.max_bytes = {read.max_bytes:,} bytes")
-    promised = headers.get_header("Content-Length")
-    if record.rec_type == "conversion" and promised and promised.isdigit() and len(body) < int(promised):
-        return Reject(number, "file cut short", f"a record of {len(body):,} bytes instead of {int(promised):,}")
     text: str | None
     if record.rec_type == "conversion":
         try:
@@ -160,6 +174,14 @@ def _page(record: Any, number: int, read: ReadStep) -> Row | Reject:
     known = {"id": headers.get_header("WARC-Record-ID"), "url": headers.get_header("WARC-Target-URI")}
     named = {read.id_key: known["id"], read.url_key: known["url"], "date": headers.get_header("WARC-Date")}
     return Row(number, {read.key: text, **{key: value for key, value in named.items() if value}})
+
+
+def _http_headers(record: Any) -> Any:
+    """What the server said before the body, at which the record then stands; None where there is nothing."""
+    try:
+        return _library("warcio.statusandheaders").StatusAndHeadersParser([], verify=False).parse(record.raw_stream)
+    except EOFError:
+        return None
 
 
 def _library(name: str) -> Any:
