@@ -3929,6 +3929,13 @@ MUTATIONS = [
         ("tests/corpus/test_decontaminate.py",),
     ),
     Mutation(
+        "a document without an id is in another part where its path is written otherwise",
+        "corpus/read.py",
+        "if identity is None:",
+        "if not text:",
+        ("tests/corpus/test_write.py",),
+    ),
+    Mutation(
         "joining overlapping shared runs takes the end of the last one instead of the furthest",
         "corpus/decontaminate.py",
         "Shared(names, last.first, max(last.stop, run.stop))",

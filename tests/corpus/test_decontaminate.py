@@ -152,6 +152,19 @@ def test_the_pieces_of_a_document_are_in_one_part(run: Run, write_lines: Any, ex
     assert len(found["train"]) + len(found["test"]) == 40 and all(found.values())
 
 
+def test_the_pieces_of_a_document_without_an_id_are_in_its_part(
+    run: Run, write_lines: Any, exam: dict[str, str]
+) -> None:
+    texts = [" ".join([*words(60, seed), *EXAM, *words(60, seed + 50)]) for seed in range(20)]
+    path, split = write_lines("in.jsonl", texts), {"shares": {"train": 1.0, "test": 1.0}}
+    cut = {"tests": exam, "action": "cut", "cut_characters": 10}
+    whole = run(path, folder="whole", split=split)
+    result = run(path, folder="cut", split=split, decontaminate=cut)
+    for part in ("train", "test"):
+        pieces = [f"{document}#{number}" for document in whole.ids(part) for number in (1, 2)]
+        assert result.ids(part) == pieces and pieces, part
+
+
 def test_short_passages_count_whole(run: Run, write_lines: Any) -> None:
     question = "In what year did the Normans cross the narrow sea"
     tests = {"squad": str(write_lines("q.jsonl", [question]))}

@@ -81,8 +81,9 @@ class Decontaminate(Step):
         return [piece for piece in kept if piece and len(piece) >= self.how.min_piece_characters]
 
     def _as_documents(self, document: Document, pieces: Sequence[str]) -> Iterator[Document]:
+        origin = document.metadata.get("origin", document.id)
         for number, piece in enumerate(pieces, 1):
-            about = deepcopy(document.metadata) | {"origin": document.id, "bytes": utf8_length(piece)}
+            about = deepcopy(document.metadata) | {"origin": origin, "bytes": utf8_length(piece)}
             if self._count is not None:
                 about["tokens"] = self._count(piece)
             yield Document(text=piece, id=f"{document.id}#{number}", metadata=about)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -90,6 +91,8 @@ class Read(PipelineStep):
             "tokens": None,
             "extra": values,
         }
+        if identity is None:
+            about["origin"] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         return Document(text=text, id=identity or f"{split.name}:{where}", metadata=about)
 
     def _reject(self, reject: Reject, split: InputSplit, account: Account) -> None:

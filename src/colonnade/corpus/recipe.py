@@ -168,7 +168,7 @@ class DecontaminateStep(Section):
 
 
 class SplitStep(Section):
-    """Parts of the result. A document's part is decided by a hash of its id alone."""
+    """Parts of the result. A document's part is decided by a hash of its id alone; without one, of its text."""
 
     enabled: bool = True
     """Run this step."""

@@ -6,6 +6,8 @@ What a document carries, in its `metadata`:
     url, title             if known
     bytes, tokens          of its text; tokens None until they are counted
     language               if identified
+    origin                 decides the part in place of the id: of a document without one, a hash of its text as it was
+                           read; of a piece, what decides that of the whole document
     extra                  the input's other keys
 """
 

@@ -91,7 +91,8 @@ class Write(Step):
 
 
 def part_of(identity: str, parts: Mapping[str, float], *, seed: int) -> str:
-    """The part of a document, by a hash of its id: the same in every run, whatever the other documents are."""
+    """The part of a document, by a hash of its id, or of what stands for it: the same in every run, whatever the other
+    documents are."""
     digest = hashlib.blake2b(f"{seed}\0{identity}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     place = int.from_bytes(digest, "little") / 2**64
     for name, share in parts.items():
