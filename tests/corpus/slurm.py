@@ -13,6 +13,7 @@ import pytest
 
 SBATCH = """#!/bin/bash
 n=$(ls {folder} | grep -c arguments)
+if [ $n = {refused} ]; then echo "sbatch: error: invalid" >&2; exit 3; fi
 cp "${{@: -1}}" {folder}/$((1000 + n)).script
 echo "$@" > {folder}/$((1000 + n)).arguments
 echo Submitted batch job $((1000 + n))
@@ -26,10 +27,14 @@ class Cluster:
         self.jobs, self._patch = folder / "jobs", monkeypatch
         for name in ("jobs", "bin"):
             (folder / name).mkdir()
-        self.command("sbatch", SBATCH.format(folder=self.jobs))
+        self.refuse("none")
         self.command("squeue", "#!/bin/bash\n")
         monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
         self.ended: dict[str, bool] = {}
+
+    def refuse(self, number: int | str) -> None:
+        """Takes so many jobs, and no more."""
+        self.command("sbatch", SBATCH.format(folder=self.jobs, refused=number))
 
     def command(self, name: str, content: str) -> None:
         """Puts a command in place."""

@@ -136,6 +136,36 @@ def test_a_folder_with_jobs_in_the_queue_takes_no_others(tmp_path: Path, cluster
     assert "--jobs=1000,1001," in (tmp_path / "asked").read_text()
 
 
+@pytest.mark.parametrize(
+    ("taken", "stage"), [(0, "documents"), (3, "match"), (1, "documents")], ids=["first", "later", "second array"]
+)
+def test_a_job_that_slurm_does_not_take_is_told_with_those_that_are_submitted(
+    tmp_path: Path, cluster: Cluster, corpus: Path, capfd: pytest.CaptureFixture[str], taken: int, stage: str
+) -> None:
+    cluster.refuse(taken)
+    with pytest.raises(DataError) as told:
+        start(corpus, tmp_path / "out")
+    jobs = [str(1000 + number) for number in range(taken)]
+    submitted = (
+        f"Jobs {', '.join(jobs)} are submitted already: cancel them (scancel {' '.join(jobs)}), or wait until they "
+    )
+    assert str(told.value) == (
+        f"Slurm has not taken a job of the stage {stage}: `sbatch` ended with exit status 3; what it said stands "
+        "above. See whether run.slurm_partition, run.slurm_time, run.slurm_max_array, run.memory_gb and run.workers "
+        "are what the cluster takes. "
+        + (f"{submitted}have ended, and start again." if jobs else "Nothing is submitted: start again.")
+    )
+    assert "sbatch: error: invalid" in capfd.readouterr().err
+    assert cluster.submitted() == jobs
+    cluster.command("squeue", f"#!/bin/bash\necho {' '.join(jobs)}\n")
+    cluster.refuse("none")
+    if jobs:
+        with pytest.raises(LockError, match=rf"in use by {taken} Slurm jobs .*: scancel {' '.join(jobs)}$"):
+            start(corpus, tmp_path / "out")
+    else:
+        assert "jobs are submitted" in start(corpus, tmp_path / "out")
+
+
 def test_where_nobody_knows_the_queue_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without Slurm, or in a folder in which nothing was ever submitted."""
     check_no_jobs(tmp_path)

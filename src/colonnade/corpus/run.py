@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -25,7 +26,7 @@ from colonnade.corpus.needs import log_folder, missing_tasks, require
 from colonnade.corpus.plan import Plan, keep_plan, make_plan, run_file, tokenizers_of
 from colonnade.corpus.progress import so_far
 from colonnade.corpus.recipe import OWN_FOLDERS, Recipe
-from colonnade.corpus.slurm import check_no_jobs, remember_jobs
+from colonnade.corpus.slurm import check_no_jobs, not_taken, remember_jobs
 from colonnade.corpus.stages import CleaningStage, Tokenizing, stages
 from colonnade.corpus.testsets import read_tests, titles
 from colonnade.errors import DataError
@@ -118,9 +119,13 @@ def submit(recipe: Recipe, planned: list[CleaningStage], folder: Path) -> str:
                 name=stage.name,
                 after=after,
             )
-            executor.launch_job()
+            try:
+                executor.launch_job()
+            finally:
+                jobs += executor.job_ids
             after = executor.job_ids or after
-            jobs += executor.job_ids
+    except subprocess.CalledProcessError as error:
+        raise DataError(not_taken(stage.name, error.returncode, jobs)) from error
     finally:
         if jobs:
             remember_jobs(folder, jobs)

@@ -61,6 +61,21 @@ def _dump(executor: Any, stream: Any) -> None:
     dill.dump(executor, stream, fmode=dill.CONTENTS_FMODE)
 
 
+def not_taken(stage: str, status: int, jobs: list[str]) -> str:
+    """What is said where `sbatch` has not taken a job. `jobs`: those that it has taken before."""
+    said = (
+        f"Slurm has not taken a job of the stage {stage}: `sbatch` ended with exit status {status}; what it said "
+        "stands above. See whether run.slurm_partition, run.slurm_time, run.slurm_max_array, run.memory_gb and "
+        "run.workers are what the cluster takes."
+    )
+    if not jobs:
+        return f"{said} Nothing is submitted: start again."
+    return (
+        f"{said} Jobs {', '.join(jobs)} are submitted already: cancel them (scancel {' '.join(jobs)}), or wait until "
+        "they have ended, and start again."
+    )
+
+
 def remember_jobs(folder: Path, jobs: list[str]) -> None:
     """Writes down which jobs work on a folder."""
     with written(_jobs_path(folder)) as stream:
