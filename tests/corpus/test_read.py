@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import lzma
+import math
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 import pytest
 import zstandard
@@ -535,11 +537,61 @@ def test_a_file_that_changes_while_it_is_read_is_told(
 
 
 def test_ids_urls_titles_and_other_keys_come_through(run: Run, write_lines: Any) -> None:
-    row = {"text": "t", "id": 7, "url": "http://x.org", "title": "T", "more": {"deep": [1]}, "odd": "\ud83d"}
+    row = {"text": "t", "id": 7, "url": "http://x.org", "title": "T", "more": {"deep": [1]}, "odd": "\u00e9"}
     result = run(write_lines("news.jsonl", [row]))
     (kept,) = result.rows()
     assert kept["id"] == "7" and kept["url"] == "http://x.org" and kept["title"] == "T" and kept["source"] == "news"
-    assert kept["metadata"] == {"more": {"deep": [1]}, "odd": "\ud83d"}
+    assert kept["metadata"] == {"more": {"deep": [1]}, "odd": "\u00e9"}
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_other_keys_are_written_so_that_everyone_reads_them(tmp_path: Path, run: Run, kind: str, form: str) -> None:
+    """JSON has no NaN and no half of a surrogate pair; Python's parser takes both."""
+    path, deep = tmp_path / f"in.{kind}", {"n": [1.5, math.inf], "t": [{"n": -math.inf}]}
+    expected: dict[str, Any] = {"score": None, "deep": {"n": [1.5, None], "t": [{"n": None}]}, "none": None, "more": 2}
+    if kind == "parquet":
+        pq.write_table(
+            pa.table({"text": ["t"], "score": [math.nan], "deep": [deep], "none": [None], "more": [2]}), path
+        )
+    else:
+        row = {
+            "text": "t",
+            "score": math.nan,
+            "deep": deep,
+            "none": None,
+            "more": 2,
+            "a\ud83d": ["b\ude00", "\U0001f600"],
+        }
+        path.write_text(json.dumps(row))
+        expected["a\ufffd"] = ["b\ufffd", "\U0001f600"]
+    folder = run(path, write={"format": form, "compression": "none"}, deduplicate={}).folder / "train"
+    if form == "parquet":
+        (stored,) = pq.read_table(folder / "00000.parquet")["metadata"].to_pylist()
+        assert json.loads(stored, parse_constant=pytest.fail) == expected
+    else:
+        assert pa_json.read_json(folder / "00000.jsonl")["metadata"].to_pylist() == [expected]
+
+
+def test_a_row_that_is_nested_too_deeply_is_listed(tmp_path: Path, run: Run) -> None:
+    rows = [f'{{"text": "{depth}", "more": {"[" * depth}{"]" * depth}}}' for depth in (200, 990, 1)]
+    (tmp_path / "in.jsonl").write_text("\n".join(rows))
+    result = run(tmp_path / "in.jsonl")
+    assert result.texts() == ["200", "1"]
+    assert [(entry["line"], entry["reason"], entry["detail"]) for entry in result.dropped("read")] == [
+        (2, "not JSON", "nested too deeply")
+    ]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_documents_of_a_file_whose_name_is_not_utf8_are_written_so_that_everyone_reads_them(
+    tmp_path: Path, run: Run, form: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / os.fsdecode(b"caf\xe9.jsonl")).write_text('{"text": "t"}\n')
+    folder = run(tmp_path / "in", write={"format": form, "compression": "none"}, deduplicate={}).folder / "train"
+    table = pa_json.read_json(folder / "00000.jsonl") if form == "jsonl" else pq.read_table(folder / "00000.parquet")
+    assert table["id"].to_pylist() == [f"{tmp_path}/in/caf\ufffd.jsonl:1"]
 
 
 def test_an_id_of_zero_is_one_and_an_empty_one_is_none(run: Run, write_lines: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -74,7 +75,10 @@ class Read(PipelineStep):
         if isinstance(text, Reject):
             return text
         values = {key: value for key, value in row.values.items() if key != self.read.key}
-        return self._named(row.line, text, values, split)
+        try:
+            return self._named(row.line, text, values, split)
+        except RecursionError:
+            return Reject(row.line, "not JSON", "nested too deeply")
 
     def _named(self, line: int, text: str, values: dict[str, Any], split: InputSplit) -> Document:
         where = f"{line}" if not split.start else f"{split.start}+{line}"
@@ -89,11 +93,11 @@ class Read(PipelineStep):
             "title": title,
             "bytes": utf8_length(text),
             "tokens": None,
-            "extra": values,
+            "extra": _as_json(values),
         }
         if identity is None:
             about["origin"] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        return Document(text=text, id=identity or f"{split.name}:{where}", metadata=about)
+        return Document(text=text, id=identity or _unicode(f"{split.name}:{where}"), metadata=about)
 
     def _reject(self, reject: Reject, split: InputSplit, account: Account) -> None:
         self.stat_update("dropped", f"dropped_{reject.reason}")
@@ -124,4 +128,22 @@ def _clean(value: Any) -> str | None:
     """A value as text that can be written; None where there is none."""
     if value is None or value == "":
         return None
-    return SURROGATE.sub("\ufffd", str(value))
+    return _unicode(str(value))
+
+
+def _as_json(value: Any) -> Any:
+    """A value with what JSON has, for parsers less lenient than Python's."""
+    if isinstance(value, str):
+        return _unicode(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {_as_json(key): _as_json(within) for key, within in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(within) for within in value]
+    return value
+
+
+def _unicode(text: str) -> str:
+    """A text that can be written; what is half of a surrogate pair is replaced."""
+    return text if text.isascii() else SURROGATE.sub("\ufffd", text)

@@ -67,8 +67,8 @@ def packed(raw: IO[bytes]) -> Any:
 
 def json_line(content: Any) -> bytes:
     """One line of JSON in UTF-8; with escapes only where a string is no Unicode text."""
-    text = json.dumps(content, ensure_ascii=False, default=str)
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, default=str)
     try:
         return f"{text}\n".encode()
     except UnicodeEncodeError:
-        return f"{json.dumps(content, default=str)}\n".encode()
+        return f"{json.dumps(content, allow_nan=False, default=str)}\n".encode()

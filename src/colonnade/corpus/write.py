@@ -136,7 +136,7 @@ class _Table:
 
     def write(self, row: dict[str, Any]) -> None:
         if "metadata" in row:
-            row = {**row, "metadata": json.dumps(row["metadata"], default=str)}
+            row = {**row, "metadata": json.dumps(row["metadata"], allow_nan=False, default=str)}
         self._rows.append(row)
         if len(self._rows) >= _BATCH:
             self.flush()
