@@ -573,6 +573,13 @@ def test_other_keys_are_written_so_that_everyone_reads_them(tmp_path: Path, run:
         assert pa_json.read_json(folder / "00000.jsonl")["metadata"].to_pylist() == [expected]
 
 
+def test_bytes_in_other_columns_are_written_as_base64(tmp_path: Path, run: Run) -> None:
+    columns = {"text": ["t"], "hash": [b"\x00\xff"], "pictures": [[{"bytes": b"png", "path": "a.png"}]]}
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    (row,) = run(tmp_path / "in.parquet").rows()
+    assert row["metadata"] == {"hash": "AP8=", "pictures": [{"bytes": "cG5n", "path": "a.png"}]}
+
+
 def test_a_row_that_is_nested_too_deeply_is_listed(tmp_path: Path, run: Run) -> None:
     rows = [f'{{"text": "{depth}", "more": {"[" * depth}{"]" * depth}}}' for depth in (200, 990, 1)]
     (tmp_path / "in.jsonl").write_text("\n".join(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import math
 import os
@@ -141,6 +142,8 @@ def _as_json(value: Any) -> Any:
         return {_as_json(key): _as_json(within) for key, within in value.items()}
     if isinstance(value, list | tuple):
         return [_as_json(within) for within in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
     return value
 
 
