@@ -300,10 +300,12 @@ def test_web_archives(tmp_path: Path, run: Run) -> None:
     assert len(cut.rows()) == 8 and cut.reasons("read") == {"file cut short": 1}
 
 
-def record(kind: str, body: bytes, http: str | None = None) -> bytes:
+def record(kind: str, body: bytes, http: str | None = None, status: str = "200 OK") -> bytes:
     """A WARC record, not compressed. `http`: the type that a server has said, "" for none."""
     if http is not None:
-        body = b"HTTP/1.0 200 OK\r\n" + (f"Content-Type: {http}\r\n".encode() if http else b"") + b"\r\n" + body
+        body = (
+            f"HTTP/1.0 {status}\r\n".encode() + (f"Content-Type: {http}\r\n".encode() if http else b"") + b"\r\n" + body
+        )
     head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: http://a.org\r\nWARC-Record-ID: <urn:1>\r\n"
     head += f"WARC-Date: 2024-01-02T03:04:05Z\r\nContent-Type: application/http; msgtype={kind}\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body + b"\r\n\r\n"
@@ -401,6 +403,22 @@ def test_an_archive_that_is_cut_within_what_is_no_document_is_told(tmp_path: Pat
     kept, next_one = record("conversion", b"one"), record("request", b"GET", "")
     told = [(2, "file cut short", "a record of 21 bytes instead of 22")]
     assert gone_off(kept + next_one, len(kept + next_one) - 5, tmp_path, run) == (["one"], told)
+
+
+def test_what_a_server_answers_in_place_of_a_page_is_listed_with_its_status(tmp_path: Path, run: Run) -> None:
+    paragraph = "This page has a main text, which is long enough to be taken for one by the extractor. " * 5
+    page = f"<html><body><p>{paragraph}</p></body></html>".encode()
+    answers = ("200 OK", "404 Not Found", "503", "301 Moved Permanently", "200", "")
+    pages = (record("response", page, "text/html", status=answer) for answer in answers)
+    (tmp_path / "in.warc").write_bytes(b"".join(pages))
+    result = run(tmp_path / "in.warc")
+    assert len(result.texts()) == 2
+    assert [(entry["line"], entry["reason"], entry["detail"]) for entry in result.dropped("read")] == [
+        (2, "not a page", "status 404"),
+        (3, "not a page", "status 503"),
+        (4, "not a page", "status 301"),
+        (6, "not a page", "status unknown"),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["Text/HTML; charset=utf-8", "application/xhtml+xml"])

@@ -165,15 +165,23 @@ def _page(record: Any, number: int, read: ReadStep) -> Row | Reject:
         except UnicodeDecodeError as error:
             return not_encoded(error, number, read)
     else:
-        kind = (record.http_headers and record.http_headers.get_header("Content-Type")) or ""
-        if "html" not in kind.lower():
-            return Reject(number, "not a page", f"a response of type {kind or 'unknown'}")
+        if refused := _no_page(record.http_headers):
+            return Reject(number, "not a page", refused)
         text = _library("trafilatura").extract(body)
         if not text:
             return Reject(number, "no main text", "trafilatura finds none in the page")
     known = {"id": headers.get_header("WARC-Record-ID"), "url": headers.get_header("WARC-Target-URI")}
     named = {read.id_key: known["id"], read.url_key: known["url"], "date": headers.get_header("WARC-Date")}
     return Row(number, {read.key: text, **{key: value for key, value in named.items() if value}})
+
+
+def _no_page(http_headers: Any) -> str:
+    """Why a response is no page, by what the server said; nothing where it is one."""
+    kind = (http_headers and http_headers.get_header("Content-Type")) or ""
+    if "html" not in kind.lower():
+        return f"a response of type {kind or 'unknown'}"
+    status = http_headers.get_statuscode()
+    return "" if status == "200" else f"status {status or 'unknown'}"
 
 
 def _http_headers(record: Any) -> Any:
