@@ -35,8 +35,7 @@ LAYOUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (2, ("parallel.tp=2", "parallel.sequence_parallel=true")),
     (2, ("parallel.pp=2",)),
     (2, ("parallel.pp=2", "parallel.schedule=zero_bubble")),
-    (2, COPIES),
-    (2, COPIES),
+    *[(2, COPIES)] * 3,
     (2, ("parallel.dp=2", "parallel.zero=1")),
     (2, ("parallel.dp=2", "parallel.zero=2")),
     (2, ("parallel.dp=2", "parallel.zero=3")),
@@ -62,7 +61,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     ADAPTERS: ("lora.rank=2", "lora.dropout=0.1"),
     PREFERENCES: (),
 }
-FROZEN: tuple[tuple[str, ...], ...] = ((), ("blocks.0.*",), ("embedding.*", "blocks.1.mlp*"), ("head.*", "*norm*"))
+FROZEN: tuple[tuple[str, ...], ...] = ((), (), ("blocks.0.*",), ("embedding.*", "blocks.1.mlp*"), ("head.*", "*norm*"))
 CHANGED: dict[str, tuple[object, ...]] = {
     "optim.learning_rate": (5e-3, 2e-3),
     "optim.weight_decay": (0.0, 0.3),
@@ -76,7 +75,6 @@ CHANGED: dict[str, tuple[object, ...]] = {
 """Keys that a run takes while it goes on, and values for them."""
 FIXED = {"GPT, curriculum": {"train.global_batch_size"}}
 """Those that a kind does not take."""
-FAULTS = ("killed", "damaged", "deleted", "flipped")
 
 
 @dataclass(frozen=True)
@@ -121,18 +119,18 @@ def drawn(seed: int) -> tuple[str, list[Sitting]]:
         num_ranks, layout = draws.choice(LAYOUTS)
         ways = [f"train.micro_batch_size={draws.choice((1, 2)) if num_ranks < 4 else 1}"]
         ways.append(f"checkpoint.asynchronous={draws.choice(('true', 'false'))}")
-        changed = kind != ADAPTERS and draws.random() < 0.4
+        changed = kind != ADAPTERS and draws.random() < 0.6
         frozen = draws.choice(FROZEN) if changed else frozen
         rollback = _rollback(draws, step) if found and draws.random() < 0.25 else ()
         keys = draws.sample(sorted(CHANGED.keys() - FIXED.get(kind, set())), draws.choice((0, 0, 1, 2)))
         behind = int(rollback[0]) if rollback else step
         changes = [(_behind(draws, behind, end), key, draws.choice(CHANGED[key])) for key in keys if end > behind]
-        fault = draws.choice(("", "", *FAULTS))
-        is_new = not found or found[-1].frozen != frozen or rollback
-        if (fault in ("damaged", "deleted") and is_new) or (
-            fault == "flipped" and not (found and end > step + 1 and layout == COPIES)
-        ):
-            fault = "killed"
+        goes_on = bool(found) and found[-1].frozen == frozen and not rollback
+        fault = draws.choice(("", "", "killed", *(("damaged", "deleted") if goes_on else ("killed",))))
+        if goes_on and [each.frozen for each in found[-2:-1]] not in ([], [frozen]) and draws.random() < 0.7:
+            fault = "damaged"  # it returns to where other weights were trained
+        if found and end > step + 1 and layout == COPIES and draws.random() < 0.7:
+            fault = "flipped"
         found.append(Sitting(end, since, num_ranks, (*layout, *ways), fault, frozen, tuple(sorted(changes)), rollback))
         since, step = behind, end
     return kind, found

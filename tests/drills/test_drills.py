@@ -10,6 +10,7 @@ from tests.drills.clocks import clock_drill, slow_drill
 from tests.drills.faults import again_drill, flip_drill, memory_drill, restart_drill
 from tests.drills.full import Job, jobs, page, run
 from tests.drills.fuzz import checkpoint_drill, file_drill
+from tests.drills.histories import history_drill
 from tests.drills.lost import lost_drill, rename_drill
 from tests.drills.runs import VARIANTS, Place, Variant
 
@@ -74,6 +75,16 @@ def test_kills_at_a_rename(place: Place) -> None:
 @pytest.mark.slow
 def test_a_flipped_bit_is_found_and_undone(place: Place) -> None:
     assert flip_drill(place, full.FLIPPED, seed=0) == {"injected": 1, "detected": 1, "problems": []}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [10, 16, 29])
+def test_a_history_ends_as_on_one_rank_left_alone(place: Place, seed: int) -> None:
+    """With a change behind the step to which a flipped bit lets the run return, twice; and with all checkpoints lost in
+    which some weights, which were frozen before, had been trained.
+    """
+    found = history_drill(place, seed=seed)
+    assert found["problems"] == [] and found["injected"]
 
 
 def test_at_least_500_kills_on_eight_variants() -> None:
