@@ -9904,6 +9904,13 @@ MUTATIONS = [
         'with log.open("wb") as file:',
         ("tests/train/test_side_by_side.py",),
     ),
+    Mutation(
+        "ranks of a run that stops end with statuses of their own",
+        "train/loop.py",
+        "raise SystemExit(_status(interrupt, run.mesh.world))",
+        "raise SystemExit(interrupt.exit_code)",
+        ("tests/train/test_loop_order.py",),
+    ),
 ]
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -191,6 +192,32 @@ def test_a_run_that_leaves_is_not_started_again(config: Path, tmp_path: Path) ->
     answer = torchrun(1, "train", config, "run.time_limit=0.001", restarts=2)
     assert answer.status == 1 and [each["event"] for each in events(tmp_path / "run")].count("setup") == 1
     assert json.loads((tmp_path / "run" / FILE).read_text())["status"] == 99
+
+
+@pytest.mark.slow
+def test_a_run_that_leaves_ends_on_all_machines(config: Path, tmp_path: Path) -> None:
+    """Rank 0 alone is asked, and its agent waits for another that waits for it, where the other rank ends otherwise."""
+    run = tmp_path / "run"
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=1"]
+    words += ["--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-endpoint=localhost:{port}", "-m", "colonnade"]
+    words += ["train", str(config), "parallel.dp=2", "train.steps=100000", "optim.decay=constant"]
+    words += ["train.evaluate_every=0"]
+    agents = [subprocess.Popen(words, env=environment()) for _ in range(2)]
+    try:
+        while not (run / "metrics.jsonl").exists() or len(metrics(run)) < 3:
+            assert [agent.poll() for agent in agents] == [None, None]
+            time.sleep(0.01)
+        (run / "leave").touch()
+        assert [agent.wait(120.0) for agent in agents] == [1, 1]
+    finally:
+        for agent in agents:
+            agent.terminate()
+            agent.wait(60.0)
+    assert json.loads((run / FILE).read_text()) == {"run": "job", "status": 99, "why": "it was asked to leave"}
+    assert [each["event"] for each in events(run)].count("setup") == 1 and not (run / "leave").exists()
 
 
 @pytest.mark.slow

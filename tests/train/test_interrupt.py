@@ -91,7 +91,7 @@ def test_one_rank_gets_the_signal(config: Path, tmp_path: Path) -> None:
     await_steps(tmp_path / "run", 3, lambda: True)
     os.kill(ranks.pids[1], signal.SIGTERM)
     answers = ranks.answers()
-    assert answers[1].status == 128 + signal.SIGTERM
+    assert {answer.status for answer in answers} == {128 + signal.SIGTERM}, answers
     assert answers[0].out.splitlines()[-1].startswith("Stopped after step ")
     assert len(saved_steps(tmp_path / "run")) == 1
 
@@ -227,7 +227,7 @@ def test_a_stop_file_ends_a_run_and_keeps_it_from_starting(config: Path, tmp_pat
     await_steps(run, 3, lambda: True)
     (run / "stop").touch()
     answers = ranks.answers()
-    assert answers[0].status == UNFINISHED and {answer.status for answer in answers[1:]} <= {0}, answers
+    assert {answer.status for answer in answers} == {UNFINISHED}, answers
     (step,) = saved_steps(run)
     assert answers[0].out.splitlines()[-1] == (
         f"Stopped after step {step} (there is a file {run / 'stop'}: remove it to train on); everything is saved. Run "

@@ -1,6 +1,8 @@
 """In which order a run steps, evaluates, saves and asks its ranks, and what a step writes down: its parts stand in."""
 
 import math
+import os
+import signal
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -8,13 +10,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from colonnade.config.schema import DivergenceConfig
+from colonnade.mesh.collectives import all_reduce
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import loop
 from colonnade.train.divergence import Diverged, Divergence, LossWatch
 from colonnade.train.held_out import Evaluation
-from colonnade.train.interrupt import Request
+from colonnade.train.interrupt import Interrupt, Request
 from colonnade.train.step import StepResult
+from tests.distributed import run_on_ranks
 from tests.told import Told
 
 
@@ -39,7 +46,9 @@ class Standing:
         saving = SimpleNamespace(every=every, compare_copies_every=compared)
         self.run: Any = SimpleNamespace(
             config=SimpleNamespace(checkpoint=saving, train=train),
-            mesh=SimpleNamespace(rank=0, ledger=SimpleNamespace(begin_step=lambda step: does(f"count {step}"))),
+            mesh=SimpleNamespace(
+                rank=0, world=Mesh().world, ledger=SimpleNamespace(begin_step=lambda step: does(f"count {step}"))
+            ),
             corpus=None,
             monitor=self.told,
             in_force=SimpleNamespace(
@@ -86,11 +95,11 @@ class Standing:
         self.done.append(f"back from {found.step}")
         state.step = 0
 
-    def train(self) -> bool:
-        asked = SimpleNamespace(
+    def train(self, asked: Any = None) -> bool:
+        mine = SimpleNamespace(
             newest=lambda: self.asked.get(self.state.step, Request.NOTHING), reason=" (why)", exit_code=99
         )
-        return loop._train(self.run, self.state, asked, SimpleNamespace())  # type: ignore[arg-type]
+        return loop._train(self.run, self.state, asked or mine, SimpleNamespace())  # type: ignore[arg-type]
 
     def of(self, *kinds: str) -> list[str]:
         """What was done of these kinds, in order."""
@@ -135,6 +144,32 @@ def test_a_run_that_is_to_stop_saves_and_says_how_to_go_on(monkeypatch: pytest.M
     assert not run.of("read"), "whoever starts it again reads them"
     assert run.told.events == [("interrupted", {"step": 2, "loss": 2.0})]
     assert run.told.said[-1].startswith("Stopped after step 2 (why); everything is saved.")
+
+
+@pytest.mark.parametrize(
+    ("leaves", "signals", "status"),
+    [(True, {}, 99), (True, {1: signal.SIGTERM}, 99), (False, {1: signal.SIGTERM}, 143), (False, {0: 2, 1: 15}, 143)],
+)
+def test_all_ranks_of_a_run_that_stops_end_with_one_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, leaves: bool, signals: dict[int, int], status: int
+) -> None:
+    """Though rank 0 alone sees the file `leave`, and a signal reaches some: a launcher on several machines takes a rank
+    that ends with 0 for one that has finished.
+    """
+    run = Standing(monkeypatch)
+    if leaves:
+        (tmp_path / "leave").touch()
+
+    def statuses(rank: int, num_ranks: int) -> object:
+        run.run.mesh.world = world = build_mesh(Layout(dp=2), rank).world
+        run.run.slow_ranks.largest = lambda number, step: int(all_reduce(torch.tensor(number), world, "max"))
+        with Interrupt(tmp_path if rank == 0 else None) as interrupt, pytest.raises(SystemExit) as ended:
+            if rank in signals:
+                os.kill(os.getpid(), signals[rank])
+            run.train(interrupt)
+        return ended.value.code
+
+    assert run_on_ranks(statuses, 2) == [status, status]
 
 
 def test_a_run_that_is_to_stop_after_its_last_step_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@
     run.folder/leave                   the same; rank 0 removes it                             UNFINISHED
     SIGUSR1                            save after the step under way, and go on
 
+All ranks stop after the same step, and end with one status (`loop.py`).
 SIGHUP comes when a terminal or a connection is closed; under nohup, which ignores it, the run goes on.
 """
 

@@ -25,9 +25,10 @@ from colonnade.errors import ConfigError, CopiesError
 from colonnade.launch import launch
 from colonnade.launch.agreement import on_all_ranks, settings
 from colonnade.launch.join import joined
+from colonnade.launch.supervisor import UNFINISHED
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.train import damaged, init_from, recovery, reference, run_folder, taught
 from colonnade.train.beginning import beginning_of, course_of
 from colonnade.train.best import LOSS, evaluations_since_best, none_better
@@ -258,8 +259,17 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt, repair: Repair) ->
                 f"{after_ctrl_c(interrupt)}Stopped after step {state.step}{interrupt.reason}; everything is saved. "
                 "Run the same command again to go on from here."
             )
-            raise SystemExit(interrupt.exit_code)
+            raise SystemExit(_status(interrupt, run.mesh.world))
     return False
+
+
+def _status(interrupt: Interrupt, world: Axis) -> int:
+    """The exit status of all ranks that stop: one that ends with 0 beside others has finished, to a launcher on several
+    machines, which waits for ever for the rest. UNFINISHED where any rank has that: only such a run is queued again.
+    """
+    mine = interrupt.exit_code
+    unfinished, signalled = all_reduce(torch.tensor([int(mine == UNFINISHED), mine]), world, "max").tolist()
+    return UNFINISHED if unfinished else int(signalled)
 
 
 def _kept(run: Run, state: TrainState, *, saves: bool, must: bool, repair: Repair) -> bool:
