@@ -2,9 +2,10 @@
 
     run.folder/ended.json    {"run": torchrun's --rdzv-id, "status": 99, "why": "…"}
 
-Written only of ends that starting again would not mend, or that are to be gone on with in another job. The ranks of
-torchrun's next attempt find it, and end alike, before they import torch. Rank 0 of a first attempt removes that of an
-earlier job, which may have had the same name.
+Written only of ends that starting again would not mend, or that are to be gone on with in another job; not of a
+configuration that cannot be read, or whose files or GPUs are not there, which each attempt tells. The ranks of
+torchrun's next attempt find the file, and end alike, before they import torch. Rank 0 of a first attempt removes that
+of an earlier job, which may have had the same name.
 """
 
 import json
