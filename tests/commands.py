@@ -75,7 +75,7 @@ def colonnade(*arguments: object, timeout: float = 120.0, **more: str) -> Answer
 def here(*arguments: object) -> Answer:
     """`colonnade arguments` in this very process: for what is refused, and has no signals and no ranks."""
     out, err, status = io.StringIO(), io.StringIO(), 0
-    threads, before, asks_to_save = torch.get_num_threads(), sys.argv, signal.getsignal(signal.SIGUSR1)
+    threads, before = torch.get_num_threads(), sys.argv
     sys.argv = ["colonnade", *map(str, arguments)]
     try:
         with redirect_stdout(out), redirect_stderr(err):
@@ -85,7 +85,6 @@ def here(*arguments: object) -> Answer:
     finally:
         sys.argv = before
         torch.set_num_threads(threads)
-        signal.signal(signal.SIGUSR1, asks_to_save)  # a process that is done with its run ignores it
     return Answer(status, out.getvalue(), err.getvalue())
 
 

@@ -2,10 +2,14 @@
 
 import io
 import os
+import runpy
+import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -31,6 +35,22 @@ def colonnade(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     command = [sys.executable, "-m", "colonnade", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+
+
+def test_a_signal_to_save_ends_no_command_that_is_still_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[object]()
+    before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    commands = ModuleType("colonnade.cli")
+    vars(commands)["__getattr__"] = lambda name: told.append(signal.getsignal(signal.SIGUSR1)) or list
+    monkeypatch.setitem(sys.modules, "colonnade.cli", commands)
+    monkeypatch.delattr("colonnade.cli")
+    try:
+        runpy.run_module("colonnade", run_name="__main__")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert told and set(told) == {signal.SIG_IGN}
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"colonnade": "colonnade.__main__:main"}
 
 
 def test_a_bad_configuration_is_one_message_and_status_2(tmp_path: Path) -> None:

@@ -420,7 +420,6 @@ def main() -> None:
 
     launch.end_with_supervisor()
     process.hear_ctrl_c()
-    process.outlive_sigusr1()
     process.allow_open_files()
     try:
         app(prog_name="colonnade")

@@ -71,11 +71,6 @@ class _Outliving(io.FileIO):
             return len(data)
 
 
-def outlive_sigusr1() -> None:
-    """Have SIGUSR1, which asks a run to save, end no process that is not ready for it yet."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
 def hear_ctrl_c() -> None:
     """Have SIGINT interrupt this process even where a script has started it in the background, ignoring the signal.
 
