@@ -32,7 +32,7 @@ from colonnade.train.change_requests import (
 )
 from colonnade.train.corpus import curriculum_of
 from colonnade.train.run_folder import CHANGES, DECIDED
-from tests.commands import forked, here
+from tests.commands import Answer, forked, here
 from tests.runs import Finished, metrics
 from tests.tiny import TinyCorpus
 
@@ -253,12 +253,34 @@ def test_a_run_that_has_ended_is_prolonged_by_a_change_of_its_steps(finished: Fi
         for refused in (["optim.learning_rate=1e-3"], [f"train.steps={steps + 9}", "--at", before + 1]):
             answer = here("change", run, *refused)
             assert answer.status == 2 and f"the run ends with step {before} (train.steps)" in answer.err, answer
+            assert "Raise train.steps first" in answer.err
         answer = here("change", run, f"train.steps={before}")
         assert answer.status == 2 and f"train.steps = {before} would be over at step {before}" in answer.err, answer
         assert here("change", run, f"train.steps={steps}").status == 0
         assert here("change", run, "optim.learning_rate=1e-3", "--at", before).status == 0, "behind the one that waits"
         answer = forked("train", finished.config, f"run.folder={run}")
         assert answer.status == 0 and metrics(run)[-1]["step"] == steps, answer
+
+
+def test_a_run_whose_steps_were_set_below_what_it_had_done_is_prolonged_too(finished: Finished, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    words = ("train", finished.config, f"run.folder={run}", "train.steps=4")
+    assert forked(*words).status == 0
+    for values, why in (
+        (
+            ["train.patience=4"],
+            "the run ends with step 6 (train.steps): nothing comes behind step 6. Raise train.steps "
+            "first, or in the same change.",
+        ),
+        (
+            ["train.steps=9", "--at=7"],
+            "the run ends with step 6 (train.steps): nothing comes behind step 7. Raise train.steps first.",
+        ),
+        (["train.steps=5"], "train.steps = 5 would be over at step 6."),
+    ):
+        assert here("change", run, *values) == Answer(2, "", f"colonnade: {run} is not changed: {why}\n")
+    assert here("change", run, "train.steps=7", "train.patience=4").status == 0
+    assert forked(*words).status == 0 and metrics(run)[-1]["step"] == 7
 
 
 def test_a_file_of_the_run_that_cannot_be_read_is_one_message(finished: Finished, tmp_path: Path) -> None:

@@ -229,9 +229,12 @@ def ask(run: Path, request: dict[str, Any]) -> None:
         raise ConfigError(f"{run} is not changed: no key takes a date or time ({error}).") from None
     try:
         change = decide(Line("asked for now", text, is_whole=True), began, waiting, done)
-        end = expected(began, waiting.changes).train.steps
+        end = max(done, expected(began, waiting.changes).train.steps)  # which may have been set below what was done
         if change.at > end or (change.at == end and "train.steps" not in change.values):
-            raise ConfigError(f"the run ends with step {end:,} (train.steps): nothing comes behind step {change.at:,}.")
+            raise ConfigError(
+                f"the run ends with step {end:,} (train.steps): nothing comes behind step {change.at:,}. Raise "
+                f"train.steps first{', or in the same change' * (change.at == end)}."
+            )
         _check_not_ended_early(run, began, [*waiting.changes, change], done)
     except ConfigError as error:
         raise ConfigError(f"{run} is not changed: {error}") from None
