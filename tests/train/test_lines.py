@@ -36,6 +36,15 @@ def test_the_step_of_a_line_is_a_number_of_a_step_or_none(line: bytes, step: int
     assert step_in(object_in(line)) == step
 
 
+def test_a_folder_that_is_gone_is_to_be_put_back(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as told:
+        Lines(patient=True).write(tmp_path / "moved" / "metrics.jsonl", {"step": 1})
+    assert str(told.value) == (
+        f"{tmp_path / 'moved' / 'metrics.jsonl'} cannot be written: No such file or directory. Put the folder back, or "
+        "set run.folder to where it is now, and run the same command again: it goes on from the last checkpoint."
+    )
+
+
 @pytest.mark.parametrize(
     ("number", "waits"),
     [

@@ -94,7 +94,13 @@ def cut(path: Path, size: int) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> ConfigError:
+    is_gone = isinstance(error, FileNotFoundError)  # the folder: the file itself would be made
+    remedy = (
+        "Put the folder back, or set run.folder to where it is now,"
+        if is_gone
+        else "Fix that (free some space, or change its permissions),"
+    )
     return ConfigError(
-        f"{path} cannot be written: {error.strerror}. Fix that (free some space, or change its permissions), and run "
-        "the same command again: it goes on from the last checkpoint."
+        f"{path} cannot be written: {error.strerror}. {remedy} and run the same command again: it goes on from the "
+        "last checkpoint."
     )
