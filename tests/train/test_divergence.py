@@ -146,7 +146,10 @@ def test_a_run_that_is_to_stop_says_how_to_return_by_hand() -> None:
     assert told.startswith("step 102 has loss nan and gradient norm 1.0: the run has diverged. What is saved is from")
     assert "`colonnade rollback runs/mine 90 --skip 12`" in told
     assert "Lower" not in told and "lower optim.learning_rate" in told
-    assert "rollback" not in refused(found, [], [], DivergenceConfig())
+    again = "Lower optim.learning_rate or lengthen optim.warmup_steps, and start again in another run.folder."
+    for saved, what in (([], "Nothing was saved."), ([99], "What is saved is from before.")):
+        told = refused(found, saved, [], DivergenceConfig(healthy_for=5))
+        assert told == f"step 102 {found.reason}: the run has diverged. {what} {again}"
 
 
 def test_batches_that_were_passed_over_behind_the_checkpoint_are_not_taken_again() -> None:

@@ -148,7 +148,7 @@ def decide(
     reason where it does not. `folder`: of the run, for what to do by hand.
     """
     healthy = [step for step in saved if step + policy.healthy_for < found.first]
-    remedy = _remedy(found, healthy, past, folder, by_itself=policy.then == "roll_back")
+    remedy = _remedy(found, saved, healthy, past, folder, by_itself=policy.then == "roll_back")
     if policy.then == "stop":
         raise stopped(found, remedy)
     if not healthy:
@@ -190,12 +190,18 @@ def _passed_over(past: Sequence[Rollback], since: int) -> int:
 
 
 def _remedy(
-    found: Divergence, healthy: Collection[int], past: Sequence[Rollback], folder: str, *, by_itself: bool
+    found: Divergence,
+    saved: Collection[int],
+    healthy: Collection[int],
+    past: Sequence[Rollback],
+    folder: str,
+    *,
+    by_itself: bool,
 ) -> str:
     """What to do. `by_itself`: the run returns without being told to, where it does."""
     again = "Lower optim.learning_rate or lengthen optim.warmup_steps, and start again in another run.folder"
     if not healthy:
-        return f"What is saved is from before. {again}."
+        return f"{'What is saved is from before' if saved else 'Nothing was saved'}. {again}."
     to = max(healthy)
     skip = found.step - to + _passed_over(past, to)  # a rollback by hand takes the place of those to this step
     else_by_itself = "" if by_itself else ' (divergence.then = "roll_back" does that by itself)'
