@@ -14,6 +14,7 @@ from colonnade.architecture.families import architecture_of
 from colonnade.config.load import load
 from colonnade.config.schema import Config, DivergenceConfig
 from colonnade.errors import ColonnadeError, ConfigError, CopiesError
+from colonnade.launch import launch
 from colonnade.launch.agreement import settings
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
@@ -271,6 +272,20 @@ def test_what_is_said_behind_a_typed_ctrl_c_begins_a_line(
     monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: terminal))
     interrupt: Any = SimpleNamespace(exit_code=code)
     assert loop.after_ctrl_c(interrupt) == said
+
+
+@pytest.mark.parametrize("is_rank", [False, True])
+def test_an_error_that_ends_a_run_is_an_event_unless_a_supervisor_tells_of_it(
+    monkeypatch: pytest.MonkeyPatch, is_rank: bool
+) -> None:
+    """Else whoever watches a run of one rank waits for ever."""
+    told = Told()
+    monkeypatch.setattr(launch, "is_rank", lambda: is_rank)
+    with pytest.raises(ConfigError), loop._failure_told(told):  # type: ignore[arg-type]
+        raise ConfigError("It is full.\nFree some space.")
+    with pytest.raises(SystemExit), loop._failure_told(told):  # type: ignore[arg-type]
+        raise SystemExit(99)
+    assert told.events == [("no restart", {"reason": "ConfigError: It is full."})] * (not is_rank)
 
 
 def test_each_of_several_losses_is_told_by_its_name() -> None:

@@ -14,7 +14,7 @@ from colonnade.config.numbers import counted
 from colonnade.config.restarts import RestartsConfig
 
 NO_RESTART = "no restart"
-"""The event of a run that its supervisor has given up."""
+"""The event of a run that its supervisor has given up, or that has failed without one."""
 LONGEST_WAIT = 600.0  # seconds
 TWICE = 2  # the same failure at the same place so often is no accident
 

@@ -7,8 +7,8 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from colonnade.errors import ConfigError, CopiesError
 from colonnade.launch import launch
 from colonnade.launch.agreement import on_all_ranks, settings
 from colonnade.launch.join import joined
+from colonnade.launch.restart_policy import NO_RESTART
 from colonnade.launch.supervisor import UNFINISHED
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
@@ -175,7 +176,7 @@ def _to_its_end(
     folder = Path(config.run.folder) if mesh.rank == 0 else None
     interrupt = Interrupt(folder, config.run.time_limit, launch.began())
     uploads = uploads_of(config, monitor, active=mesh.rank == 0)
-    with interrupt, uploads:
+    with interrupt, uploads, _failure_told(monitor):
         changed = True
         while changed:
             config, corpus = following.follow(state)
@@ -203,6 +204,18 @@ def _to_its_end(
                 changed = _train(run, state, interrupt, repair)
                 checkpoints.settle(state)
         _finish(config, state, monitor)
+
+
+@contextmanager
+def _failure_told(monitor: Monitor) -> Iterator[None]:
+    """An error that ends a run of one rank is an event: it has no supervisor that would write down how it has ended."""
+    try:
+        yield
+    except Exception as error:
+        if not launch.is_rank():
+            with suppress(ConfigError):  # the disk, of which the error may tell
+                monitor.event(NO_RESTART, reason=f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
+        raise
 
 
 def _train(run: Run, state: TrainState, interrupt: Interrupt, repair: Repair) -> bool:
