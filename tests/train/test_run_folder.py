@@ -51,6 +51,18 @@ def test_another_run_is_told_what_differs(corpus: TinyCorpus, tmp_path: Path) ->
     assert snapshot(tmp_path / "run") == before
 
 
+def test_what_a_run_may_change_while_it_goes_on_is_to_be_asked_for(corpus: TinyCorpus, tmp_path: Path) -> None:
+    occupy(config(corpus, tmp_path))
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(ConfigError) as caught:
+        occupy(config(corpus, tmp_path, "optim.weight_decay=0.3", "train.seed=7", "train.gradient_clip=2.0"))
+    assert str(caught.value).splitlines()[-1] == (
+        "These change what is computed, so the run cannot go on with them. Set another run.folder, or change them back."
+        " train.gradient_clip, optim.weight_decay may change while the run goes on: change them back, and ask for "
+        f"it by `colonnade change {tmp_path / 'run'} KEY=VALUE`."
+    )
+
+
 def test_a_run_that_is_to_stop_does_not_start(corpus: TinyCorpus, tmp_path: Path) -> None:
     """As long as the file lies there."""
     settings = config(corpus, tmp_path)

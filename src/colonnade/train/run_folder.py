@@ -9,6 +9,7 @@ from pathlib import Path
 
 from colonnade.atomic import write_whole
 from colonnade.config.compare import difference
+from colonnade.config.describe import all_keys
 from colonnade.config.load import load, to_toml
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
@@ -96,11 +97,16 @@ def _check_same_run(written: Path, config: Config) -> None:
     if lines and saved and (past := configuration_of(saved[-1])) is not None:
         lines = difference(past, config, only_what_forbids_resume=True)  # what was asked for since has computed nothing
     if lines:
+        changing = [key for key in (line.partition(":")[0] for line in lines) if all_keys()[key].while_running]
+        later = (
+            f" {', '.join(changing)} may change while the run goes on: change them back, and ask for it by "
+            f"`colonnade change {config.run.folder} KEY=VALUE`."
+        )
         raise ConfigError(
             f"run.folder = {config.run.folder!r} belongs to a run with another configuration:\n"
             + "\n".join(f"  {line}" for line in lines)
             + "\nThese change what is computed, so the run cannot go on with them. "
-            "Set another run.folder, or change them back."
+            "Set another run.folder, or change them back." + later * bool(changing)
         )
 
 
