@@ -10,7 +10,7 @@ import pytest
 
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
-from colonnade.train.trackers import Prometheus, Wandb, trackers
+from colonnade.train.trackers import Mlflow, Prometheus, Wandb, trackers
 from colonnade.train.tracking import Feed
 from tests.train.test_tracking import FakeWandb, Recorded, config
 
@@ -61,7 +61,50 @@ def test_a_name_that_no_metric_may_have_is_written_with_what_it_may(tmp_path: Pa
     tracker = Prometheus(str(tmp_path / "metrics.prom"), "r")
     tracker.open(1)
     tracker.numbers(1, {"validation_loss/data-b": 3.0})
-    assert 'colonnade_validation_loss_data_b{run="r"} 3.0' in (tmp_path / "metrics.prom").read_text()
+    assert 'colonnade_validation_loss_data_b{run="r",set="data-b"} 3.0' in (tmp_path / "metrics.prom").read_text()
+
+
+def test_data_sets_that_a_gauge_cannot_be_named_after_are_kept_apart(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    names = ("книги", "песни", "en-1", "en_1", 'a"b\\c')
+    tracker = Prometheus(str(tmp_path / "metrics.prom"), "r")
+    tracker.open(1)
+    values = {f"validation_loss/{name}": float(number) for number, name in enumerate(names)}
+    tracker.numbers(1, {"loss": 9.0, "thermometers/largest_x": 8.0, **values})
+    lines = [line for line in (tmp_path / "metrics.prom").read_text().splitlines() if not line.startswith("#")]
+    assert lines == [
+        'colonnade_loss{run="r"} 9.0',
+        'colonnade_thermometers_largest_x{run="r"} 8.0',
+        'colonnade_validation_loss______{run="r",set="книги"} 0.0',
+        'colonnade_validation_loss______{run="r",set="песни"} 1.0',
+        'colonnade_validation_loss_en_1{run="r",set="en-1"} 2.0',
+        'colonnade_validation_loss_en_1{run="r",set="en_1"} 3.0',
+        'colonnade_validation_loss_a_b_c{run="r",set="a\\"b\\\\c"} 4.0',
+    ]
+
+
+def test_mlflow_gets_names_that_it_takes_one_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that it refuses would keep from it all numbers of the step."""
+    entities = ModuleType("mlflow.entities")
+    entities.Metric = lambda name, *_: name  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    tracker, sent = Mlflow(tmp_path, "uri", "experiment", "run"), list[list[str]]()
+    tracker._client = SimpleNamespace(log_batch=lambda run, metrics: sent.append(metrics))
+    sets = {
+        "en 1:2.b-c": "en 1:2.b-c",
+        "книги": "книги",
+        "/data/en/tokens": "data/en/tokens",
+        "../en//./x": "en/x",
+        "s3://bucket/en": "s3:/bucket/en",
+        "c++": "c__",
+        "c,+": "c___2",
+        "c__": "c___3",
+        "x" * 300: "x" * 224,
+    }
+    for _ in range(2):
+        tracker.numbers(1, {"loss": 1.0, **{f"validation_loss/{name}": 2.0 for name in sets}})
+    assert sent == [["loss", *(f"validation_loss/{name}" for name in sets.values())]] * 2
 
 
 def full(said: list[str]) -> tuple[Recorded, Feed]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from threading import Thread
 from typing import Any, Literal
@@ -23,6 +24,10 @@ KNOWN = "tracking"
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 """How MLflow's URIs of databases begin: mlflow-skinny brings nothing along that writes to one."""
 _METRIC = re.compile(r"[^a-zA-Z0-9_]")
+_OF_SET = re.compile("validation_[^/]*/(.*)", re.DOTALL)
+"""The name of what an evaluation finds on one data set of a blend."""
+_NOT_MLFLOW = re.compile(r"[^/\w.\- :]")
+_LONGEST = 240  # characters of a name that MLflow takes, which are 250, less a number behind it
 
 
 def trackers(config: Config) -> list[Tracker]:
@@ -132,6 +137,7 @@ class Mlflow:
         self._folder, self._uri, self._experiment, self._name = folder, uri, experiment, run
         self._client: Any = None
         self._id = ""
+        self._known_as: dict[str, str] = {}
 
     def open(self, first: int) -> None:
         from mlflow import MlflowClient
@@ -149,8 +155,18 @@ class Mlflow:
     def numbers(self, step: int, values: Numbers) -> None:
         from mlflow.entities import Metric
 
-        metrics = [Metric(name, float(value), time.time_ns() // 1_000_000, step) for name, value in values.items()]
+        now = time.time_ns() // 1_000_000
+        metrics = [Metric(self._name_of(name), float(value), now, step) for name, value in values.items()]
         self._client.log_batch(self._id, metrics=metrics)
+
+    def _name_of(self, name: str) -> str:
+        """Of a number: one that MLflow takes, which no other has. Else it would refuse all numbers of the step."""
+        if name not in self._known_as:
+            parts = [part for part in _NOT_MLFLOW.sub("_", name).split("/") if part not in ("", ".", "..")]
+            valid, taken = "/".join(parts)[:_LONGEST], self._known_as.values()
+            each = (valid if number == 1 else f"{valid}_{number}" for number in count(1))
+            self._known_as[name] = next(found for found in each if found not in taken)
+        return self._known_as[name]
 
     def event(self, step: int, kind: str, words: str) -> None:
         self._client.set_tag(self._id, f"event.{step}.{kind}", words[:500])
@@ -191,10 +207,11 @@ class Prometheus:
     def _gauge(self, name: str, about: str) -> Any:
         from prometheus_client import Gauge
 
-        key = "colonnade_" + _METRIC.sub("_", name)
+        key, of_set = "colonnade_" + _METRIC.sub("_", name), _OF_SET.fullmatch(name)
+        labels = {"run": self._name} if of_set is None else {"run": self._name, "set": of_set[1]}
         if key not in self._gauges:
-            self._gauges[key] = Gauge(key, about, ["run"], registry=self._registry)
-        return self._gauges[key].labels(run=self._name)
+            self._gauges[key] = Gauge(key, about, list(labels), registry=self._registry)
+        return self._gauges[key].labels(**labels)
 
     def _write(self) -> None:
         from prometheus_client import write_to_textfile
