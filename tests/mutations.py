@@ -9911,6 +9911,13 @@ MUTATIONS = [
         "raise SystemExit(interrupt.exit_code)",
         ("tests/train/test_loop_order.py",),
     ),
+    Mutation(
+        "a point that is interrupted while it imports has failed",
+        "train/side_by_side.py",
+        "if each.told and found == UNEXPECTED:",
+        "if each.told and found < 0:",
+        ("tests/train/test_side_by_side.py",),
+    ),
 ]
 
 

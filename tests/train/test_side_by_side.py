@@ -139,6 +139,28 @@ def test_a_signal_reaches_all(tmp_path: Path) -> None:
     assert status == 128 + signal.SIGTERM and found == {"0": 143, "1": 143} and time.monotonic() - began < 30
 
 
+@pytest.mark.parametrize(("ends", "found"), [(None, 143), (1, 143), (2, 2), (0, 0)])
+def test_a_signal_reaches_one_that_is_being_started(ends: int | None, found: int) -> None:
+    """None: it ends by the signal. 1: as Python does that still imports when it is interrupted."""
+    processes, told = get_context("fork"), dict[int, int]()
+    is_ready = processes.Event()
+
+    def work() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if ends is None else lambda *_: os._exit(ends))
+        is_ready.set()
+        time.sleep(60)
+
+    def begin(number: int, share: Share) -> BaseProcess:
+        process = processes.Process(target=work)
+        process.start()
+        assert is_ready.wait(60)
+        signal.raise_signal(signal.SIGTERM)
+        return process
+
+    status = run_side_by_side([0, 1], 2, start=begin, ended=lambda number, status, _: told.update({number: status}))
+    assert (status, told) == (143, {0: found})
+
+
 def test_one_whose_log_cannot_be_written_goes_on(tmp_path: Path) -> None:
     (path := tmp_path / "0.json").write_text(json.dumps({"seconds": 0, "status": 3}))
     process = process_of(run, path, Share(0, 1), Path("/dev/full"))

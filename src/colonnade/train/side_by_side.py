@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -23,6 +24,7 @@ from colonnade.launch.process import outlive_readers
 from colonnade.launch.supervisor import UNFINISHED
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+UNEXPECTED = 1  # Python's exit status of an error, and of SIGINT while it imports
 T = TypeVar("T")
 
 
@@ -38,10 +40,20 @@ Run = Callable[[Path, Share], int]
 """Of a configuration file and the share that its run may use: the exit status."""
 
 
-class _Running(NamedTuple, Generic[T]):
+@dataclass
+class _Running(Generic[T]):
     item: T
     process: BaseProcess
     began: float
+    told: int = 0
+    """Signals that were handed on to it."""
+
+    def tell(self, asked: Sequence[int]) -> None:
+        """Hand on the signals that it has not got."""
+        for number in asked[self.told :]:
+            if self.process.pid is not None and self.process.exitcode is None:
+                self.told += 1
+                os.kill(self.process.pid, number)
 
 
 def run_side_by_side(
@@ -54,21 +66,26 @@ def run_side_by_side(
     """Start each item as soon as there is a free share; `ended` is told exit status and seconds of each.
 
     Returns 0, or the status of the first item that was interrupted or is to go on later: then no more is started, and
-    what runs is waited for. SIGINT, SIGTERM and SIGHUP are handed on to all.
+    what runs is waited for. SIGINT, SIGTERM and SIGHUP are handed on to all, also to one that is being started.
+    Who ends with 1 then was interrupted before it was ready for signals.
     """
     waiting, running, free = list(items), dict[int, _Running[T]](), list(range(shares))
     status = 0
-    with _handed_on(lambda: [each.process for each in running.values()]) as asked:
+    with _asked() as asked:
         while running or (waiting and not status and not asked):
             while waiting and free and not status and not asked:
                 item, number = waiting.pop(0), free.pop(0)
                 running[number] = _Running(item, start(item, Share(number, shares)), time.perf_counter())
+            for each in running.values():
+                each.tell(asked)
             wait([each.process.sentinel for each in running.values()], timeout=0.2)
             for number, each in list(running.items()):
                 if each.process.exitcode is not None:
                     del running[number]
                     free.append(number)
                     found = _status(each.process.exitcode)
+                    if each.told and found == UNEXPECTED:
+                        found = 128 + asked[0]
                     ended(each.item, found, time.perf_counter() - each.began)
                     status = status or (found if is_interrupted(found) else 0)
     return status or (128 + asked[0] if asked and waiting else 0)
@@ -121,17 +138,10 @@ def _status(exitcode: int) -> int:
 
 
 @contextmanager
-def _handed_on(processes: Callable[[], list[BaseProcess]]) -> Iterator[list[int]]:
-    """Within, signals that ask to end go to the processes; yields those that have come."""
+def _asked() -> Iterator[list[int]]:
+    """Within, signals that ask to end are kept; yields those that have come."""
     asked: list[int] = []
-
-    def hand_on(number: int, frame: object) -> None:
-        asked.append(number)
-        for process in processes():
-            if process.pid is not None and process.exitcode is None:
-                os.kill(process.pid, number)
-
-    before = {number: signal.signal(number, hand_on) for number in SIGNALS}
+    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in SIGNALS}
     try:
         yield asked
     finally:
