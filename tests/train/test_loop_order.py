@@ -290,6 +290,10 @@ def test_each_configuration_that_comes_into_force_reaches_all_that_is_about_the_
     each = [[f"upload as {number}", f"train by {number}, {number}", "settle"] for number in (2, 3)]
     assert done == ["read 5", "copy from 5", *each[0], *each[1], "finish 3"]
     assert given == {"folder": Path("run") if rank == 0 else None, "active": rank == 0}
+    told = rest["monitor"] = Told()
+    with pytest.raises(IndexError):  # no configuration is left to come
+        loop._to_its_end(configured(1), mesh=mesh, state=state, copies=copies, **rest)  # type: ignore[arg-type]
+    assert [kind for kind, _ in told.events] == ["no restart"], "an error ends a run of one rank in its record too"
 
 
 # --- what a step writes down ------------------------------------------------------------------------------------------
