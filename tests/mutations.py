@@ -3407,6 +3407,13 @@ MUTATIONS = [
         ("tests/train/test_in_force.py",),
     ),
     Mutation(
+        "behind a change of evaluations the reference of preferences is zero",
+        "train/in_force.py",
+        "        on_all_ranks(lambda: attach_stored(config, corpus), self._mesh.world)\n",
+        "",
+        ("tests/train/test_preferences.py",),
+    ),
+    Mutation(
         "rows behind those that are packed together are not read",
         "data/whole_rows.py",
         "pack_whole(spans[first : first + TOGETHER], text.seq_length)",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,7 +14,14 @@ import torch
 import transformers
 from torch import nn
 
+from colonnade.config.load import load
 from colonnade.data.indexed import TokenFile
+from colonnade.errors import DataError
+from colonnade.mesh.mesh import Mesh
+from colonnade.train import reference
+from colonnade.train.change import Change
+from colonnade.train.corpus import open_corpus
+from colonnade.train.in_force import InForce
 from tests.commands import Answer, forked, here
 from tests.examples.chats import jsonl
 from tests.examples.pairs import make, write_config
@@ -118,6 +127,49 @@ def test_a_run_goes_on_with_its_reference(pairs: Path, tuned: Path, tmp_path: Pa
     assert answer.status == 0, answer
     assert_near(tmp_path / "run", tuned)
     assert (tmp_path / "run" / "reference.npz").read_bytes() == stored
+
+
+@pytest.mark.parametrize(("began", "then"), [(0, 1), (2, 0)])
+def test_behind_a_change_of_what_is_read_pairs_have_their_reference(
+    began: int, then: int, tuned: Path, tmp_path: Path
+) -> None:
+    """Evaluations that begin or end have the data opened anew. Without the file that cannot be."""
+    name, state = "train.evaluate_every", cast(Any, SimpleNamespace(step=2, samples=8, rollbacks=[]))
+    state.changes = [Change(at=2, values={name: then}, was={name: began}, line="1", position=8)]
+
+    def following(stored: Path) -> InForce:
+        keys = (f"train.init_from={tuned}", f"preferences.reference={stored}", f"{name}={began}")
+        config, monitor = load(tuned.parent / "config.toml", keys), SimpleNamespace(follow=lambda **_: None)
+        return InForce(config, open_corpus(config), Mesh(), cast(Any, monitor))
+
+    parts = reference._parts(following(tuned / "reference.npz").follow(state)[1])
+    with np.load(tuned / "reference.npz") as known:
+        assert {*parts} == {*known.files} - {"of"} and known["train.0"].all()
+        for each, part in parts.items():
+            np.testing.assert_array_equal(part.reference, known[each], strict=True)
+    with pytest.raises(DataError, match="what the reference model thinks of the answers is not known"):
+        following(tmp_path / "missing.npz").follow(state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("began", "then"), [(0, 1), (2, 0)])
+def test_evaluations_that_begin_or_end_in_mid_run_leave_what_is_learned_as_it_is(
+    began: int, then: int, pairs: Path, tuned: Path, tmp_path: Path
+) -> None:
+    """Behind the change, and in a run that is started again behind it."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "changes.jsonl").write_text(f'{{"change": {{"train.evaluate_every": {then}}}, "at": 2}}\n')
+    for steps in (3, 4):
+        more = (f"train.evaluate_every={began}", f"train.steps={steps}", "optim.decay_steps=4")
+        answer = run(pairs, tmp_path, *more)
+        assert answer.status == 0, answer
+    numbers = ("step", "loss", "grad_norm")
+    found, expected = (
+        [[line[name] for name in numbers] for line in metrics(each)] for each in (tmp_path / "run", tuned)
+    )
+    assert found == expected
+    evaluated = [line["step"] for line in metrics(tmp_path / "run") if "validation_loss" in line]
+    assert evaluated == ([3, 4] if then else [2])
 
 
 def test_a_dry_run_refuses_a_reference_as_the_run_would(pairs: Path, tuned: Path, tmp_path: Path) -> None:

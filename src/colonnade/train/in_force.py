@@ -15,6 +15,7 @@ from pathlib import Path
 from colonnade.config.compare import difference
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError
+from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.train.change import Change, earlier_blends, in_force
@@ -30,6 +31,7 @@ from colonnade.train.change_requests import (
 from colonnade.train.corpus import Corpus, check_length, open_together
 from colonnade.train.divergence import lowered
 from colonnade.train.monitor import Monitor
+from colonnade.train.reference import attach_stored
 from colonnade.train.run_folder import CHANGES
 from colonnade.train.state import TrainState, learning_rate_of, optimizer_of
 
@@ -99,7 +101,9 @@ class InForce:
         config = in_force(self._began, changes)
         if _reads(config) == _reads(self._began):
             return config, self._corpus
-        return config, open_together(config, self._mesh.world, earlier_blends(self._began, changes))
+        corpus = open_together(config, self._mesh.world, earlier_blends(self._began, changes))
+        on_all_ranks(lambda: attach_stored(config, corpus), self._mesh.world)
+        return config, corpus
 
     def _to_come(self, state: TrainState) -> list[Change]:
         return to_come(self._decided, state.changes, state.step)
