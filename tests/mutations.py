@@ -3929,6 +3929,16 @@ MUTATIONS = [
         ("tests/train/test_in_force.py",),
     ),
     Mutation(
+        "behind a return to the step of a change the learning rate and the optimizer of before it stay",
+        "train/in_force.py",
+        "        state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)\n"
+        "        state.optimizer = optimizer_of(config)\n",
+        "        if state.changes != self._followed:\n"
+        "            state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)\n"
+        "            state.optimizer = optimizer_of(config)\n",
+        ("tests/train/test_in_force.py",),
+    ),
+    Mutation(
         "pieces of one document may fall into different parts",
         "corpus/write.py",
         'part_of(about.get("origin", document.id), self.parts, seed=self.seed)',

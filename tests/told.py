@@ -16,6 +16,9 @@ class Told:
     def say(self, text: str) -> None:
         self.said.append(text)
 
+    def follow(self, **_: object) -> None:
+        """It has no pace of its own."""
+
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The details of all events of a kind."""
         return [details for each, details in self.events if each == kind]

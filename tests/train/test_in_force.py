@@ -331,7 +331,7 @@ def test_a_change_that_the_data_do_not_allow_is_refused_when_its_step_has_come(c
 
 def test_behind_a_return_to_before_a_change_another_configuration_is_in_force(config: Path) -> None:
     """Until the change's step has come again."""
-    began, monitor = load(config), SimpleNamespace(follow=lambda **_: None)
+    began, monitor = load(config), Told()
     change = Change(
         at=7, values={"optim.learning_rate": 3e-3}, was={"optim.learning_rate": 1e-2}, line="1", position=28
     )
@@ -343,6 +343,22 @@ def test_behind_a_return_to_before_a_change_another_configuration_is_in_force(co
     assert following.follow(state)[0].optim.learning_rate == 1e-2 and not following.is_over(state)
 
 
+def test_behind_a_return_to_the_step_of_a_change_it_is_made_again(config: Path, tmp_path: Path) -> None:
+    """A checkpoint of that step is from before it, and what is read from it has the rate and the optimizer of then."""
+    began, values = load(config), {"optim.learning_rate": 3e-3, "optim.weight_decay": 0.3}
+    changes(tmp_path / "run", {"change": values, "at": 4})
+    following = InForce(began, open_corpus(began), Mesh(), Told())  # type: ignore[arg-type]
+    following.read(3)
+    state: Any = SimpleNamespace(step=4, samples=16, rollbacks=[])
+    for _ in range(2):
+        state.changes, state.learning_rate, state.optimizer = [], learning_rate_of(began), optimizer_of(began)
+        assert following.is_over(state)
+        now, _ = following.follow(state)
+        assert (now.optim.learning_rate, now.optim.weight_decay, len(state.changes)) == (3e-3, 0.3, 1)
+        assert state.optimizer == optimizer_of(now) != optimizer_of(began)
+        assert state.learning_rate(5) == learning_rate_of(now)(5) != learning_rate_of(began)(5)
+
+
 def test_a_change_is_made_in_its_step_and_told_with_who_asked_for_it(config: Path, tmp_path: Path) -> None:
     """The optimizer and the progress lines follow it, and the state knows where in the data it was made."""
     began, told, paces = load(config), Told(), list[dict[str, Any]]()
@@ -352,13 +368,14 @@ def test_a_change_is_made_in_its_step_and_told_with_who_asked_for_it(config: Pat
     monitor = SimpleNamespace(event=told.event, say=told.say, follow=lambda **how: paces.append(how))
     following = InForce(began, open_corpus(began), Mesh(), monitor)  # type: ignore[arg-type]
     following.read(1)
-    assert not following.is_over(state) and following.follow(state)[0] == began and state.optimizer is None
+    assert not following.is_over(state) and following.follow(state)[0] == began
+    assert state.optimizer == optimizer_of(began)
     state.step, state.samples = 2, 8
     assert following.is_over(state)
     now, _ = following.follow(state)
     assert not following.is_over(state) and [each.position for each in state.changes] == [8]
     assert state.optimizer == optimizer_of(now) != optimizer_of(began)
-    assert paces == [{"steps": 9, "log_every": 7}]
+    assert paces == [{"steps": 6, "log_every": began.train.log_every}, {"steps": 9, "log_every": 7}]
     (event,) = told.of("changed")
     assert (event["step"], event["by"], event["reason"]) == (2, "Ada", "noise")
     assert "optim.weight_decay: 0.1 -> 0.3" in event["changed"] and "train.steps: 6 -> 9" in event["changed"]
@@ -408,7 +425,7 @@ def test_what_was_decided_is_read_by_rank_0_alone(config: Path, tmp_path: Path) 
 
 
 def test_a_change_leaves_the_learning_rate_as_low_as_a_rollback_has_made_it(config: Path) -> None:
-    began, monitor = load(config), SimpleNamespace(follow=lambda **_: None)
+    began, monitor = load(config), Told()
     values, was = {"optim.learning_rate": 3e-3}, {"optim.learning_rate": 1e-2}
     change = Change(at=2, values=values, was=was, line="1", position=8)
     state: Any = SimpleNamespace(step=3, changes=[change], rollbacks=[Rollback(to=1, rate_factor=0.25, rate_until=4)])

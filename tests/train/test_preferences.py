@@ -26,6 +26,7 @@ from tests.commands import Answer, forked, here
 from tests.examples.chats import jsonl
 from tests.examples.pairs import make, write_config
 from tests.runs import assert_near, events, metrics
+from tests.told import Told
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +140,8 @@ def test_behind_a_change_of_what_is_read_pairs_have_their_reference(
 
     def following(stored: Path) -> InForce:
         keys = (f"train.init_from={tuned}", f"preferences.reference={stored}", f"{name}={began}")
-        config, monitor = load(tuned.parent / "config.toml", keys), SimpleNamespace(follow=lambda **_: None)
-        return InForce(config, open_corpus(config), Mesh(), cast(Any, monitor))
+        config = load(tuned.parent / "config.toml", keys)
+        return InForce(config, open_corpus(config), Mesh(), cast(Any, Told()))
 
     parts = reference._parts(following(tuned / "reference.npz").follow(state)[1])
     with np.load(tuned / "reference.npz") as known:

@@ -90,10 +90,9 @@ class InForce:
             self._say(made, config, found[0])
             config, corpus = found
             state.changes = [*state.changes, made]
-        if state.changes != self._followed:
-            state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)
-            state.optimizer = optimizer_of(config)
-            self._monitor.follow(steps=config.train.steps, log_every=config.train.log_every)
+        state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)
+        state.optimizer = optimizer_of(config)
+        self._monitor.follow(steps=config.train.steps, log_every=config.train.log_every)
         self._followed = list(state.changes)
         return config, corpus
 
