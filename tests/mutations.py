@@ -4768,9 +4768,9 @@ MUTATIONS = [
     ),
     Mutation(
         "moments of weights that were frozen in the checkpoint stay as they are when a run returns to it",
-        "train/undo.py",
-        "    state.ownership.settle()\n    _clear_moments_(state)\n",
-        "    state.ownership.settle()\n",
+        "train/recovery.py",
+        "    _clear_moments_(state)\n    found",
+        "    found",
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
@@ -8072,11 +8072,11 @@ MUTATIONS = [
         ("tests/train/test_upload_ends.py",),
     ),
     Mutation(
-        "behind a return moments of weights that were frozen keep what they were",
-        "train/undo.py",
-        "    _clear_moments_(state)\n    recovery",
-        "    recovery",
-        ("tests/train/test_undo.py",),
+        "moments that a checkpoint lacks are those of a damaged one that was read before it",
+        "train/recovery.py",
+        "    _clear_moments_(state)\n    found",
+        "    found",
+        ("tests/train/test_damaged.py",),
     ),
     Mutation(
         "a return takes away checkpoints before it is written down",

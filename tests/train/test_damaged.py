@@ -1,19 +1,22 @@
 """A newest checkpoint that is damaged is set aside, and the run ends as if it had never been."""
 
 import errno
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.load import load
 from colonnade.config.schema import Config
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, DamagedError
 from colonnade.mesh.mesh import Mesh
-from colonnade.train import damaged
+from colonnade.train import damaged, recovery
 from tests.commands import forked
 from tests.runs import Finished, assert_same, events, snapshot
 from tests.told import Told
@@ -87,6 +90,31 @@ def test_the_only_one_is_refused_and_stays(finished: Finished, config: Path, tmp
     flip(newest)
     answer = forked("train", config, f"run.folder={run}", "train.steps=8")
     assert answer.status == 2 and "There is no older one" in answer.err and newest.is_dir()
+
+
+def test_of_what_was_read_before_it_proved_to_be_damaged_no_moment_stays(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before it lacks those of weights that were frozen, which begin at zero."""
+    moments = [{"m": torch.zeros(2), "v": torch.zeros(2)}, {}, {"m": torch.zeros(1)}]
+    ownership = SimpleNamespace(mesh=Mesh())
+    state: Any = SimpleNamespace(optimizer_state=moments, changes=[], ownership=ownership)
+    read: list[list[float]] = []
+
+    def load_found(*_: object, **__: object) -> None:
+        read.append([float(moment.abs().max()) for kept in moments for moment in kept.values()])
+        for kept in moments:
+            for moment in kept.values():
+                moment.fill_(math.nan)
+        if len(read) == 1:
+            raise DamagedError("It is damaged.")
+
+    monkeypatch.setattr(recovery, "load_found", load_found)
+    monkeypatch.setattr(recovery, "shards_of", lambda *_, **__: [])
+    monkeypatch.setattr(damaged, "_set_aside", lambda *_: True)
+    corpus: Any = SimpleNamespace(vocab_size=8)
+    assert damaged.restored(state, load(config), corpus, Told()) is None  # type: ignore[arg-type]
+    assert read == [[0.0] * 3] * 2
 
 
 def test_what_keeps_it_from_being_set_aside_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -376,9 +376,11 @@ def restore(
     holders: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[Path, RunMetadata] | None:
     """Put `state` to where the run's newest checkpoint is, or `path`; which that was, if any. All ranks call this.
-    `config` may have changes of its own, which are those of `state`. `holders`: see `load_found`.
+    `config` may have changes of its own, which are those of `state`. `holders`: see `load_found`. Moments that it lacks
+    are zero then, whatever `state` has been through.
     """
     run, began = Path(config.run.folder), as_it_began(config, state.changes)
+    _clear_moments_(state)
     found = load_found(
         partial(find, run) if path is None else lambda: path,
         shards_of(state, base=True),
@@ -404,6 +406,12 @@ def restore(
     corpus, state.optimizer = replace(corpus, curriculum=curriculum_of(config)), optimizer_of(config)
     rollbacks.apply(state, config, corpus, recorded, metadata.rollbacks)
     return path, metadata
+
+
+def _clear_moments_(state: TrainState) -> None:
+    for kept in state.optimizer_state:
+        for moment in kept.values():
+            moment.zero_()
 
 
 def check_metadata(config: Config, corpus: Corpus, path: Path, manifest: Manifest) -> None:

@@ -62,16 +62,8 @@ def roll_back(
 def return_to_newest(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) -> None:
     """Put `state` to where the newest checkpoint is, which must be there; every rank calls this."""
     state.ownership.settle()
-    _clear_moments_(state)
     recovery.restore(state, config, corpus)
     monitor.go_back(state.step)
-
-
-def _clear_moments_(state: TrainState) -> None:
-    """Those of weights that were frozen when the checkpoint was written are not in it, and begin at zero."""
-    for kept in state.optimizer_state:
-        for moment in kept.values():
-            moment.zero_()
 
 
 def _decided(found: Divergence, run: Path, config: Config, mesh: Mesh, corpus: Corpus) -> Rollback:
