@@ -360,9 +360,10 @@ def test_behind_a_return_to_the_step_of_a_change_it_is_made_again(config: Path, 
 
 
 def test_a_change_is_made_in_its_step_and_told_with_who_asked_for_it(config: Path, tmp_path: Path) -> None:
-    """The optimizer and the progress lines follow it, and the state knows where in the data it was made."""
+    """The optimizer and what is told of steps follow it, and the state knows where in the data it was made."""
     began, told, paces = load(config), Told(), list[dict[str, Any]]()
     values = {"optim.learning_rate": 3e-3, "optim.weight_decay": 0.3, "train.steps": 9, "train.log_every": 7}
+    values["checkpoint.retry_for"] = 0
     changes(tmp_path / "run", {"change": values, "at": 2, "by": "Ada", "reason": "noise"})
     state: Any = SimpleNamespace(step=1, samples=4, changes=[], rollbacks=[], optimizer=None)
     monitor = SimpleNamespace(event=told.event, say=told.say, follow=lambda **how: paces.append(how))
@@ -375,7 +376,10 @@ def test_a_change_is_made_in_its_step_and_told_with_who_asked_for_it(config: Pat
     now, _ = following.follow(state)
     assert not following.is_over(state) and [each.position for each in state.changes] == [8]
     assert state.optimizer == optimizer_of(now) != optimizer_of(began)
-    assert paces == [{"steps": 6, "log_every": began.train.log_every}, {"steps": 9, "log_every": 7}]
+    assert paces == [
+        {"steps": 6, "log_every": began.train.log_every, "patient": True},
+        {"steps": 9, "log_every": 7, "patient": False},
+    ]
     (event,) = told.of("changed")
     assert (event["step"], event["by"], event["reason"]) == (2, "Ada", "noise")
     assert "optim.weight_decay: 0.1 -> 0.3" in event["changed"] and "train.steps: 6 -> 9" in event["changed"]

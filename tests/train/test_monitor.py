@@ -66,7 +66,7 @@ def test_a_run_is_told_by_the_length_and_the_pace_that_are_in_force(
     told = monitor(tmp_path, log_every=1000)
     for step in range(1, 51):
         told.step(numbers(step), 60.0)
-    told.follow(steps=200, log_every=100)
+    told.follow(steps=200, log_every=100, patient=False)
     for step in range(51, 101):
         told.step(numbers(step), 1.0)
     lines = capsys.readouterr().out.splitlines()

@@ -258,6 +258,17 @@ def test_lines_wait_while_a_disk_is_full(tmp_path: Path, monkeypatch: pytest.Mon
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
 
+def test_lines_wait_as_the_patience_in_force_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of it while the run goes on holds for them too."""
+    told = monitor(tmp_path)
+    monkeypatch.setattr(lines, "append", full)
+    told.follow(steps=100, log_every=10, patient=True)
+    told.step(numbers(1), 0.5)
+    told.follow(steps=100, log_every=10, patient=False)
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl cannot be written"):
+        told.step(numbers(2), 0.5)
+
+
 def test_a_disk_that_is_full_again_is_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     patient, told = Lines(patient=True), []
     for step, is_full in enumerate([True, False, True, True, False]):

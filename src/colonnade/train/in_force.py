@@ -92,7 +92,8 @@ class InForce:
             state.changes = [*state.changes, made]
         state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)
         state.optimizer = optimizer_of(config)
-        self._monitor.follow(steps=config.train.steps, log_every=config.train.log_every)
+        train, patient = config.train, config.checkpoint.retry_for > 0
+        self._monitor.follow(steps=train.steps, log_every=train.log_every, patient=patient)
         self._followed = list(state.changes)
         return config, corpus
 

@@ -72,9 +72,9 @@ class Monitor:
         for feed in self._feeds:
             feed.begin(step + 1)
 
-    def follow(self, *, steps: int, log_every: int) -> None:
-        """Another length of the run, and of the time between progress lines."""
-        self._steps, self._log_every = steps, log_every
+    def follow(self, *, steps: int, log_every: int, patient: bool) -> None:
+        """Another length of the run, and of the time between progress lines, and another patience with a full disk."""
+        self._steps, self._log_every, self._lines.patient = steps, log_every, patient
 
     def go_back(self, step: int) -> None:
         """Go on writing after `step`. What was written of later steps moves to undone.jsonl."""
