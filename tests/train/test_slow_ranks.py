@@ -148,6 +148,17 @@ def test_who_is_named_is_named_once_and_said_to_be_well_again(
     )
 
 
+def test_a_slow_rank_stays_slow_while_the_clocks_of_its_peers_stand_still() -> None:
+    """There is nothing to hold it against; it is well again when there is."""
+    watch, _, told = watched(2, 0, Layout(dp=2))
+    for step, seconds in ((2, [0.1, 0.4]), (4, [0.0, 0.4]), (6, [0.1, 0.1])):
+        watch._judge(paces(seconds, [[0, 1]]), step)
+    assert [(kind, details["rank"], details["step"]) for kind, details in told.events] == [
+        ("slow rank", 1, 2),
+        ("rank well again", 1, 6),
+    ]
+
+
 @pytest.mark.parametrize(("every", "layout"), [(0, Layout(dp=2)), (2, Layout(pp=2)), (2, Layout())])
 def test_off_and_without_peers_nothing_is_measured(every: int, layout: Layout) -> None:
     watch, mesh, _ = watched(every, 0, layout)

@@ -102,7 +102,8 @@ class SlowRanks:
         return int(numbers[0])
 
     def _judge(self, found: Mapping[int, Pace], step: int) -> None:
-        before, self._slow = self._slow, slow(found, self._factor)
+        before = self._slow
+        self._slow = slow(found, self._factor) | (before - found.keys())  # held against nobody now: as it was
         changed = sorted(before ^ self._slow)
         if not changed:
             return
