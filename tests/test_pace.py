@@ -20,6 +20,12 @@ def test_it_is_told_every_few_seconds_and_from_the_rate_of_all_that_is_done() ->
     ]
 
 
+def test_nothing_is_told_before_anything_is_done() -> None:
+    times = iter([0.0, 10.0, 20.0])
+    pace = Pace(1000, clock=lambda: next(times))
+    assert [pace.advance(0), pace.advance(100)] == [None, Reading(100, 5.0, timedelta(seconds=180))]
+
+
 def test_a_conversion_tells_bytes() -> None:
     said: list[str] = []
     times = iter([0.0, 10.0])

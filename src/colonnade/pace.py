@@ -26,10 +26,10 @@ class Pace:
         self._start = self._last = clock()
 
     def advance(self, amount: int) -> Reading | None:
-        """So much more is done. Something to tell, if it is time."""
+        """So much more is done. Something to tell, if it is time and anything is done."""
         self._done += amount
         now = self._clock()
-        if now - self._last < EVERY_SECONDS:
+        if now - self._last < EVERY_SECONDS or not self._done:
             return None
         self._last = now
         rate = self._done / (now - self._start)

@@ -248,7 +248,7 @@ def _progress(what: str, total: int) -> Callable[[int], None]:
     def advance(count: int) -> None:
         with lock:
             told = pace.advance(count)
-        if told is not None and told.done > 0:
+        if told is not None:
             _say(
                 f"{what}: {told.done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {told.rate / 1e6:,.0f} MB/s, "
                 f"{told.left} left"
