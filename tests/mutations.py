@@ -6681,8 +6681,15 @@ MUTATIONS = [
     Mutation(
         "a run that goes on has the thermometers of some steps twice",
         "train/monitor.py",
-        "        for file in (self._metrics, self._thermometers):\n            _rewrite",
-        "        for file in (self._metrics,):\n            _rewrite",
+        "            for file in (self._metrics, self._thermometers):\n                _rewrite",
+        "            for file in (self._metrics,):\n                _rewrite",
+        ("tests/train/test_monitor.py",),
+    ),
+    Mutation(
+        "what uploads tell while a run returns to a checkpoint is lost",
+        "train/lines.py",
+        "        with self._lock:\n            self._flush()\n            yield\n",
+        "        self._flush()\n        yield\n",
         ("tests/train/test_monitor.py",),
     ),
     Mutation(

@@ -6,15 +6,18 @@ import resource
 import socket
 import sys
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from colonnade.atomic import write_whole
 from colonnade.errors import ConfigError
 from colonnade.train.monitor import Monitor, write_event
 from colonnade.train.trackers import Prometheus, TensorBoard
 from tests.distributed import run_on_ranks
+from tests.runs import events
 
 
 def monitor(folder: Path, **changes: Any) -> Monitor:
@@ -135,6 +138,25 @@ def test_torn_and_foreign_lines_are_cut_off(tmp_path: Path, torn: bytes) -> None
     assert [line["step"] for line in written(tmp_path)] == [1, 2, 3]
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [lines[0]["event"], lines[-1]["event"]] == ["started", "resumed"]
+
+
+def test_what_another_thread_tells_while_a_run_returns_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads go on beside it."""
+    told, threads = monitor(tmp_path), list[Thread]()
+    told.event("started")
+
+    def slowly(path: Path, content: bytes) -> None:
+        if path.name == "events.jsonl":
+            threads.append(Thread(target=told.event, args=("uploaded",)))
+            threads[-1].start()
+            threads[-1].join(0.05)
+        write_whole(path, content)
+
+    monkeypatch.setattr("colonnade.train.monitor.write_whole", slowly)
+    told.go_back(0)
+    for thread in threads:
+        thread.join()
+    assert [line["event"] for line in events(tmp_path)] == ["started", "uploaded"]
 
 
 def test_a_full_disk_is_a_clear_message(tmp_path: Path) -> None:

@@ -269,6 +269,20 @@ def test_lines_wait_as_the_patience_in_force_says(tmp_path: Path, monkeypatch: p
         told.step(numbers(2), 0.5)
 
 
+def test_lines_that_wait_are_undone_with_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a run returns to before their steps as soon as there is room again."""
+    told = monitor(tmp_path, patient=True)
+    for step in (1, 2, 3):
+        with monkeypatch.context() as patched:
+            if step == 3:
+                patched.setattr(lines, "append", full)
+            told.step(numbers(step), 0.5)
+    told.go_back(1)
+    told.step(numbers(2), 0.5)
+    files = ((tmp_path / name).read_text().splitlines() for name in ("metrics.jsonl", "undone.jsonl"))
+    assert [[json.loads(line)["step"] for line in file] for file in files] == [[1, 2], [2, 3]]
+
+
 def test_a_disk_that_is_full_again_is_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     patient, told = Lines(patient=True), []
     for step, is_full in enumerate([True, False, True, True, False]):

@@ -4,7 +4,8 @@ import errno
 import json
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,15 @@ class Lines:
                 self._flush()
         except ConfigError as error:
             raise CheckpointError(str(error)) from error
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """No line waits and none is written meanwhile, by any thread: files may be replaced. ConfigError where that is
+        impossible.
+        """
+        with self._lock:
+            self._flush()
+            yield
 
     def _flush(self) -> None:
         while self._waiting:

@@ -65,9 +65,10 @@ class Monitor:
         """
         if not self._active:
             return
-        for file in (self._metrics, self._thermometers):
-            _rewrite(file, lambda lines: _of_steps(lines, step))
-        _rewrite(self._events, lambda lines: [line for line in lines if object_in(line) is not None])
+        with self._lines.still():
+            for file in (self._metrics, self._thermometers):
+                _rewrite(file, lambda lines: _of_steps(lines, step))
+            _rewrite(self._events, lambda lines: [line for line in lines if object_in(line) is not None])
         self._step = step
         for feed in self._feeds:
             feed.begin(step + 1)
@@ -79,7 +80,8 @@ class Monitor:
     def go_back(self, step: int) -> None:
         """Go on writing after `step`. What was written of later steps moves to undone.jsonl."""
         if self._active:
-            set_aside(self._metrics.parent, step)
+            with self._lines.still():
+                set_aside(self._metrics.parent, step)
             self.close()
             self.resume(step)
 
@@ -203,7 +205,7 @@ def set_aside(run: Path, step: int) -> None:
 
 
 def _rewrite(path: Path, choose: Callable[[list[bytes]], list[bytes]]) -> None:
-    """Keep some lines of a file that this process alone writes; what a killed one has left of doing so goes."""
+    """Keep some lines of a file that nobody writes meanwhile; what a killed process has left of that goes."""
     try:
         for left in path.parent.glob(f"{path.name}.*{PARTIAL}"):
             left.unlink(missing_ok=True)
