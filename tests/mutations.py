@@ -3543,8 +3543,8 @@ MUTATIONS = [
     Mutation(
         "epochs count steps of the last phase of a curriculum",
         "train/start.py",
-        "step_by(config, math.ceil(config.train.epochs * samples) * config.model.sample_length)",
-        "math.ceil(config.train.epochs * samples / config.train.global_batch_size)",
+        "step_by(config, wanted * config.model.sample_length)",
+        "-(-wanted // config.train.global_batch_size)",
         ("tests/train/test_start.py",),
     ),
     Mutation(

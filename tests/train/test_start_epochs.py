@@ -9,13 +9,17 @@ from colonnade.train import corpus
 from colonnade.train import start as begin
 
 
-@pytest.mark.parametrize(("epochs", "samples"), [(0.5, 3), (1.0, 5), (2.1, 11)])
-def test_epochs_count_all_sequences_of_a_sample(epochs: float, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of five questions with four choices of 16 tokens; a part of a sample is read as a whole."""
+@pytest.mark.parametrize(
+    ("epochs", "there", "samples"), [(0.5, 5, 3), (1.0, 5, 5), (2.1, 5, 11), (1.1, 50, 55), (2.2, 100, 220)]
+)
+def test_epochs_count_all_sequences_of_a_sample(
+    epochs: float, there: int, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of questions with four choices of 16 tokens; a part of a sample is read as a whole, one of rounding is none."""
     model, train = SimpleNamespace(seq_length=16, sample_length=64), SimpleNamespace(epochs=epochs)
     settings: Any = SimpleNamespace(model=model, train=train)
     monkeypatch.setattr(begin, "build", lambda *_, **__: settings)
-    datasets = SimpleNamespace(datasets=SimpleNamespace(train=range(5)))
+    datasets = SimpleNamespace(datasets=SimpleNamespace(train=range(there)))
     monkeypatch.setattr(corpus, "open_corpus", lambda config: datasets)
     monkeypatch.setattr(corpus, "step_by", lambda config, tokens: tokens)
     assert begin._steps_of_epochs({"train": {"epochs": epochs}}) == samples * 64

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
@@ -158,7 +159,8 @@ def _steps_of_epochs(content: TomlTable) -> int:
     except ColonnadeError:
         return 1
     assert config.train.epochs is not None, "called where it is set"
-    return max(1, step_by(config, math.ceil(config.train.epochs * samples) * config.model.sample_length))
+    wanted = math.ceil(Fraction(str(config.train.epochs)) * samples)  # of the number as it is written
+    return max(1, step_by(config, wanted * config.model.sample_length))
 
 
 def lines(path: Path | TomlFile, overrides: Sequence[str] = ()) -> list[str]:
