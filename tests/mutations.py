@@ -767,6 +767,20 @@ MUTATIONS = [
         ("tests/train/test_save_retries.py",),
     ),
     Mutation(
+        "metrics.jsonl has numbers that JSON has not",
+        "train/lines.py",
+        'file.write(json_of(line) + "\\n")',
+        'file.write(json.dumps(line) + "\\n")',
+        ("tests/train/test_lines.py",),
+    ),
+    Mutation(
+        "an evaluation whose loss is null does not count for patience",
+        "train/best.py",
+        "math.nan if value is None else value",
+        "value",
+        ("tests/train/test_best.py",),
+    ),
+    Mutation(
         "steps of an earlier start count as measured",
         "planner/comparison.py",
         'line["step"] > self._begun]',

@@ -92,9 +92,9 @@ def _problem(place: Path, read: Sequence[Path], *, makes_folder: bool) -> str | 
     return None
 
 
-def json_of(content: Any, *, ensure_ascii: bool = True) -> str:
-    """The text of an object that a command tells, in one line. JSON has no NaN and no infinite numbers: null."""
-    return json.dumps(_finite(content), ensure_ascii=ensure_ascii, allow_nan=False)
+def json_of(content: Any, *, ensure_ascii: bool = True, indent: int | None = None) -> str:
+    """The text of an object for others, in one line or indented. JSON has no NaN and no infinite numbers: null."""
+    return json.dumps(_finite(content), ensure_ascii=ensure_ascii, indent=indent, allow_nan=False)
 
 
 def _finite(content: Any) -> Any:

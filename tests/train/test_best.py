@@ -27,6 +27,7 @@ from tests.slow import first_fast
 from tests.tiny import TinyCorpus, write_config
 
 EACH = ["train.evaluate_every=2", "checkpoint.every=2", "checkpoint.keep=1", "optim.decay_steps=8"]
+UNKNOWN = '{"step": 6, "validation_loss": null, "validation_spearman": null}\n'
 
 
 def write_metrics(run: Path, losses: dict[int, float | None], end: str = "") -> None:
@@ -53,9 +54,21 @@ def test_the_lowest_loss_of_the_checkpoints_that_are_there(tmp_path: Path) -> No
 
 
 def test_what_was_told_last_of_a_step_counts_and_no_number_never_wins(tmp_path: Path) -> None:
-    write_metrics(tmp_path, {2: 1.0, 4: 2.0, 6: float("nan")}, end='{"step": 2, "validation_loss": 3.0}\n[]\n"a"\n')
-    assert best_of(tmp_path, [2, 4, 6]) == Best(4, 2.0)
-    assert best_of(tmp_path, [6]) is None
+    write_metrics(tmp_path, {2: 1.0, 4: 2.0, 5: math.nan}, UNKNOWN + '{"step": 2, "validation_loss": 3.0}\n[]\n"a"\n')
+    assert best_of(tmp_path, [2, 4, 5, 6]) == Best(4, 2.0)
+    assert best_of(tmp_path, [5, 6]) is None
+
+
+def test_an_evaluation_without_a_finite_loss_is_one(tmp_path: Path) -> None:
+    """Its numbers are null in the file, and of earlier versions NaN or Infinity."""
+    write_metrics(tmp_path, {2: 1.0, 4: math.inf}, UNKNOWN)
+    assert evaluations_since_best(tmp_path) == 2
+    found = evaluations(tmp_path)
+    assert {name: str(number) for name, number in found.pop(6).items()} == {
+        "validation_loss": "nan",
+        "validation_spearman": "nan",
+    }
+    assert found == {2: {"validation_loss": 1.0}, 4: {"validation_loss": math.inf}}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +101,7 @@ def test_evaluations_behind_a_checkpoint_do_not_count_and_its_own_does(tmp_path:
 
 def test_lines_that_tell_no_loss_are_passed_over(tmp_path: Path) -> None:
     """Of another version, by a hand, or cut off: none of them is an error."""
-    odd = ['{"step": 2, "validation_loss": null}', '{"step": 2, "validation_loss": "0.1"}', '{"validation_loss": 0.1}']
+    odd = ['{"step": 2, "validation_loss": true}', '{"step": 2, "validation_loss": "0.1"}', '{"validation_loss": 0.1}']
     odd += ['{"step": "2", "validation_loss": 0.1}', '[2, "validation_loss"]', '{"step": 2, "validation_loss": 0.']
     write_metrics(tmp_path, {2: 3.0}, end="\n".join([*odd, '{"step": 4, "validation_loss": 2.5}']))
     assert best_of(tmp_path, [2, 4]) == Best(4, 2.5) and best_of(tmp_path, [2]) == Best(2, 3.0)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,13 @@ def test_a_folder_that_is_gone_is_to_be_put_back(tmp_path: Path) -> None:
         f"{tmp_path / 'moved' / 'metrics.jsonl'} cannot be written: No such file or directory. Put the folder back, or "
         "set run.folder to where it is now, and run the same command again: it goes on from the last checkpoint."
     )
+
+
+def test_numbers_that_json_has_not_are_null(tmp_path: Path) -> None:
+    """Else strict readers, such as jq, stop at the line."""
+    path = tmp_path / "metrics.jsonl"
+    Lines().write(path, {"step": 2, "validation_loss": math.inf, "each": [math.nan, 1.5]})
+    assert path.read_text() == '{"step": 2, "validation_loss": null, "each": [null, 1.5]}\n'
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import shutil
 import signal
 import tomllib
@@ -404,6 +405,21 @@ def test_one_sweep_at_a_time_has_a_folder(tmp_path: Path) -> None:
         return 0.5
 
     assert run_points(sweep, made(accuracy)) == 0
+
+
+def test_a_score_that_is_no_number_is_null_in_the_summary(tmp_path: Path) -> None:
+    """Which is no score to a report of the sweep."""
+    sweep = swept(tmp_path, "train.seed = [1, 2]")
+    sweep.folder.mkdir()
+    scores = (math.nan, 0.25)
+    outcomes = [
+        Outcome(point, "finished", scores={"loss": 0.5, "spearman": n})
+        for point, n in zip(sweep.points, scores, strict=True)
+    ]
+    tuning._write(sweep, outcomes)
+    text = (sweep.folder / "summary.json").read_text()
+    assert [each["spearman"] for each in json.loads(text)["points"]] == [None, 0.25] and "NaN" not in text
+    assert read_sweep_folder(sweep.folder).groups[0].scores["spearman"].numbers == [0.25]
 
 
 def test_a_mistake_that_a_run_tells_fails_its_point_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,7 @@ def best_checkpoint(path: Path) -> tuple[Path, Best]:
 
 
 def _evaluated(metrics: Path) -> Iterator[dict[str, Any]]:
-    """The lines of metrics.jsonl that tell of an evaluation. One that was cut off is passed over."""
+    """The lines of metrics.jsonl that tell of an evaluation, with NaN for null. One that was cut off is passed over."""
     try:
         lines = metrics.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -104,6 +104,6 @@ def _evaluated(metrics: Path) -> Iterator[dict[str, Any]]:
     for line in lines:
         if LOSS.encode() not in line:  # most: not worth parsing
             continue
-        content = object_in(line) or {}
+        content = {name: math.nan if value is None else value for name, value in (object_in(line) or {}).items()}
         if step_in(content) and isinstance(content.get(LOSS), float):
             yield content

@@ -1,4 +1,6 @@
-"""Lines of JSON at the end of files. Where a disk is full or a file system fails for a while, they wait in memory."""
+"""Lines of JSON at the end of files; null stands for a number that is NaN or infinite. Where a disk is full or a file
+system fails for a while, they wait in memory.
+"""
 
 import errno
 import json
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from colonnade.errors import CheckpointError, ConfigError
+from colonnade.outputs import json_of
 
 PASSING = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN}
@@ -87,7 +90,7 @@ def append(path: Path, line: Mapping[str, Any], *, whole: bool = False) -> None:
     try:
         with path.open("a") as file:
             size = file.tell() if whole else None
-            file.write(json.dumps(line) + "\n")
+            file.write(json_of(line) + "\n")
     except OSError as error:
         if size is not None:
             cut(path, size)

@@ -20,6 +20,7 @@ from typing import Any
 
 from colonnade.atomic import PARTIAL, write_whole
 from colonnade.errors import ConfigError, hidden, without_credentials
+from colonnade.outputs import json_of
 from colonnade.train.lines import Lines, append, object_in, step_in, unwritable
 from colonnade.train.tracking import Feed, Tracker
 
@@ -135,7 +136,7 @@ class Monitor:
         event = _event(kind, details)
         self.say(self._lines.write(self._events, event))
         for feed in self._feeds:
-            feed.event(self._step, kind, json.dumps(event))
+            feed.event(self._step, kind, json_of(event))
 
     def check(self) -> None:
         """CheckpointError while lines wait for a disk that is full: no copy of a step is to outlive its numbers."""

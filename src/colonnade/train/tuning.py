@@ -31,6 +31,7 @@ from colonnade.config.numbers import counted
 from colonnade.errors import ColonnadeError, ConfigError, mistake
 from colonnade.launch import launch
 from colonnade.lock import locked
+from colonnade.outputs import json_of
 from colonnade.train import run_folder
 from colonnade.train.best import LOSS, best_of, evaluations
 from colonnade.train.divergence import ROLLED_BACK
@@ -291,7 +292,7 @@ def _write(sweep: Sweep, outcomes: Sequence[Outcome]) -> None:
     records = [outcome.record() for outcome in outcomes]
     settings = [setting.record(score) for setting in settings_of(outcomes, score)]
     content = {"points": records, "settings": settings, "best": settings[0] if settings else None}
-    write_whole(sweep.folder / SUMMARY, (json.dumps(content, indent=2) + "\n").encode())
+    write_whole(sweep.folder / SUMMARY, (json_of(content, indent=2) + "\n").encode())
     columns = list(dict.fromkeys(name for record in records for name in record))
     text = io.StringIO()
     table = csv.DictWriter(text, columns, lineterminator="\n")
