@@ -3815,8 +3815,8 @@ MUTATIONS = [
     Mutation(
         "the best setting of a sweep may be one that diverged or failed",
         "train/tuning.py",
-        "if outcome.scores is not None and score in outcome.scores and outcome.state in COUNTED:",
-        "if outcome.scores is not None and score in outcome.scores:",
+        "if not math.isnan(number) and outcome.state in COUNTED:",
+        "if not math.isnan(number):",
         ("tests/train/test_sweep.py",),
     ),
     Mutation(

@@ -339,6 +339,17 @@ def test_a_run_that_diverged_or_failed_behind_a_good_evaluation_is_not_counted(o
     assert (setting.points, setting.median, setting.lowest, setting.highest) == (2, 0.55, 0.5, 0.6)
 
 
+def test_a_score_that_is_no_number_is_none_of_a_setting() -> None:
+    """Nothing is better or worse than it."""
+    outcomes = [
+        Outcome(Point("point", {"optim.learning_rate": rate, SEED: seed}, {}), "finished", scores={"spearman": n})
+        for rate, numbers in {0.1: (0.2, math.nan), 0.2: (math.nan, math.nan), 0.3: (0.5, 0.7)}.items()
+        for seed, n in enumerate(numbers)
+    ]
+    found = [(setting.points, setting.lowest, setting.highest) for setting in settings_of(outcomes, "spearman")]
+    assert found == [(2, 0.5, 0.7), (1, 0.2, 0.2)]
+
+
 @pytest.mark.parametrize("score", ["perplexity", "bits_per_byte", "masked_loss", "loss/news"])
 def test_what_is_computed_from_losses_is_better_where_it_is_less(score: str) -> None:
     outcomes = [

@@ -269,7 +269,8 @@ def settings_of(outcomes: Iterable[Outcome], score: str) -> list[Setting]:
     """The settings with a score, the best first."""
     groups: dict[tuple[str, ...], list[Outcome]] = {}
     for outcome in outcomes:
-        if outcome.scores is not None and score in outcome.scores and outcome.state in COUNTED:
+        number = (outcome.scores or {}).get(score, math.nan)
+        if not math.isnan(number) and outcome.state in COUNTED:
             groups.setdefault(outcome.point.setting, []).append(outcome)
     found = []
     for group in groups.values():
