@@ -9956,6 +9956,13 @@ MUTATIONS = [
         "if each.told and found < 0:",
         ("tests/train/test_side_by_side.py",),
     ),
+    Mutation(
+        "a list of token files whose inputs are removed is made again",
+        "data/token_stages.py",
+        "if not listed.exists():",
+        "if True:",
+        ("tests/data/test_token_stages.py",),
+    ),
 ]
 
 

@@ -94,3 +94,15 @@ def test_files_are_not_joined_with_another_tokenizer_than_their_tokens_were_made
     train_bpe(["other words"] * 9, 300).save(cleaned / "tokenizer.json")
     with pytest.raises(DataError, match="has changed since the run was started"):
         join(cleaned, tokenizer.sha256)
+
+
+def test_a_list_that_was_killed_before_it_was_marked_as_done_is_made_again(cleaned: Path, tokenizer: Tokenizer) -> None:
+    make(cleaned, tokenizer.sha256)
+    join(cleaned, tokenizer.sha256)
+    listed = (cleaned / "tokens" / "tokens.json").read_bytes()
+    left = segment_path(cleaned, "train", 0)
+    left.parent.mkdir(parents=True)
+    left.touch()
+    assert list(ListTokens(1, Setting(cleaned, 5)).run()) == []
+    assert (cleaned / "tokens" / "tokens.json").read_bytes() == listed
+    assert not (cleaned / "state" / "tokens").exists()

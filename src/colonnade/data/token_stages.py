@@ -20,7 +20,7 @@ from typing import Any
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
-from colonnade.atomic import written
+from colonnade.atomic import write_whole
 from colonnade.corpus.documents import Chunk, chunks
 from colonnade.corpus.recipe import Recipe
 from colonnade.corpus.stages import CleaningStage
@@ -113,8 +113,7 @@ class JoinTokens(Tokens):
             name = part if world_size == 1 else f"{part}-{rank:05d}"
             if made_file := self._join(tokenizer, part, tasks, self.setting.folder / "tokens" / name):
                 made[name] = made_file
-        with written(_made_path(self.setting.folder, rank)) as stream:
-            stream.write(json.dumps(made).encode())
+        write_whole(_made_path(self.setting.folder, rank), json.dumps(made).encode())
         yield from ()
 
     def _join(self, tokenizer: Tokenizer, part: str, tasks: range, prefix: Path) -> dict[str, Any]:
@@ -140,7 +139,7 @@ class JoinTokens(Tokens):
 
 
 class ListTokens(PipelineStep):
-    """Says what was made, and removes the segments."""
+    """Says what was made, and removes the segments. One that was killed while it removed them goes on with that."""
 
     type, name = "colonnade", "list"
 
@@ -150,11 +149,12 @@ class ListTokens(PipelineStep):
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Gives nothing."""
-        made: dict[str, Any] = {}
-        for each in range(self.num_files):
-            made |= json.loads(_made_path(self.setting.folder, each).read_bytes())
-        with written(self.setting.folder / "tokens" / "tokens.json") as stream:
-            stream.write((json.dumps(dict(sorted(made.items())), indent=1) + "\n").encode())
+        listed = self.setting.folder / "tokens" / "tokens.json"
+        if not listed.exists():
+            made: dict[str, Any] = {}
+            for each in range(self.num_files):
+                made |= json.loads(_made_path(self.setting.folder, each).read_bytes())
+            write_whole(listed, (json.dumps(dict(sorted(made.items())), indent=1) + "\n").encode())
         shutil.rmtree(self.setting.folder / "state" / "tokens", ignore_errors=True)
         yield from ()
 
