@@ -3037,8 +3037,8 @@ MUTATIONS = [
     Mutation(
         "a single file that is there is overwritten",
         "data/writer.py",
-        "if present and not overwrite:",
-        "if len(present) == 2 and not overwrite:",
+        "if present and not overwrite and",
+        "if len(present) == 2 and not overwrite and",
         ("tests/data/test_tokenize.py",),
     ),
     Mutation(
@@ -9962,6 +9962,13 @@ MUTATIONS = [
         "if not listed.exists():",
         "if True:",
         ("tests/data/test_token_stages.py",),
+    ),
+    Mutation(
+        "tokens that a killed run has named keep the same command from going on",
+        "data/writer.py",
+        "half_named and unfinished_path",
+        "False and unfinished_path",
+        ("tests/data/test_tokenize.py",),
     ),
 ]
 

@@ -391,6 +391,27 @@ def test_a_run_that_is_interrupted_keeps_what_is_done(
     assert (report.documents, report.resumed) == (3, 1) and files(tmp_path) == {"in", "a.bin", "a.idx", "a.json"}
 
 
+@pytest.mark.parametrize("last", [".bin", ".json", ".idx"])
+def test_a_run_that_is_killed_while_it_names_its_files_goes_on(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    monkeypatch.setattr(tokenize, "SEGMENT_BYTES", 1)
+    source, rename = [jsonl(tmp_path / "in.jsonl", "One.", "Two.")], Path.replace
+
+    def killed(path: Path, target: Path) -> Path:
+        if target == tmp_path / f"a{last}":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", killed)
+        tokenize_files(source, tmp_path / "a", tokenizer, progress=False)
+    report = tokenize_files(source, tmp_path / "a", tokenizer, progress=False)
+    assert (report.documents, report.resumed) == (2, 2)
+    assert files(tmp_path) == {"in.jsonl", "a.bin", "a.idx", "a.json"}
+    assert read_sidecar(TokenFile(tmp_path / "a")) is not None
+
+
 def not_opened(patch: pytest.MonkeyPatch, refused: Path) -> None:
     before = Path.open
 

@@ -70,10 +70,14 @@ class Sidecar:
 
     __pydantic_config__ = _AS_WRITTEN
 
+    def as_json(self) -> bytes:
+        """The content of its file."""
+        known = {name: value for name, value in dataclasses.asdict(self).items() if name != "examples" or value}
+        return (json.dumps(known, indent=2) + "\n").encode()
+
     def write(self, prefix: str | Path) -> None:
         """Write `prefix.json`, under a temporary name until it is whole."""
-        known = {name: value for name, value in dataclasses.asdict(self).items() if name != "examples" or value}
-        write_whole(sidecar_path(prefix), (json.dumps(known, indent=2) + "\n").encode())
+        write_whole(sidecar_path(prefix), self.as_json())
 
 
 def sidecar_path(prefix: str | Path) -> Path:

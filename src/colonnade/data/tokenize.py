@@ -34,7 +34,7 @@ from colonnade.data.sentences import split_sentences
 from colonnade.data.sidecar import Sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.word_cache import DocumentEncoder
-from colonnade.data.writer import TokenFileWriter, check_lengths, check_prefix, held
+from colonnade.data.writer import TokenFileWriter, check_lengths, check_prefix, held, unfinished_path
 from colonnade.errors import DataError
 from colonnade.lock import Lock
 
@@ -122,7 +122,7 @@ def tokenize_files(
     started = time.perf_counter()
     num_workers = _num_workers(workers, total_bytes)
     with held(prefix, "colonnade data tokenize", overwrite=overwrite) as lock:
-        store = SegmentFolder(Path(f"{prefix}.unfinished"))
+        store = SegmentFolder(unfinished_path(prefix))
         try:
             with _Bar(total_bytes, shown=progress) as bar:
                 done = _encode_all(making, store, bar, workers=num_workers, lock=lock)

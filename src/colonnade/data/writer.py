@@ -37,7 +37,7 @@ class TokenFileWriter:
         self._code = code_of(self.dtype)
         self._lengths: list[NDArray[np.int32]] = []
         self._sequences: list[NDArray[np.int64]] = []
-        self._bin, self._idx = partial_path(bin_path(prefix)), partial_path(idx_path(prefix))
+        self._bin, self._idx, self._json = map(partial_path, files_of(prefix))
         bin_path(prefix).parent.mkdir(parents=True, exist_ok=True)
         self._stream = self._bin.open("wb")
 
@@ -86,7 +86,9 @@ class TokenFileWriter:
                 put_on_disk(self._stream)
                 self._stream.close()
             self._write_index()
-            self._publish(sidecar)
+            if sidecar is not None:
+                self._write_sidecar(sidecar)
+            self._publish()
         except BaseException:
             self.discard()
             raise
@@ -97,15 +99,21 @@ class TokenFileWriter:
             self._stream.close()
         self._bin.unlink(missing_ok=True)
         self._idx.unlink(missing_ok=True)
+        self._json.unlink(missing_ok=True)
 
-    def _publish(self, sidecar: Sidecar | None) -> None:
+    def _publish(self) -> None:
         """The index comes last, and an older one goes first: none ever stands beside tokens that are not its own."""
         idx_path(self.prefix).unlink(missing_ok=True)
         sidecar_path(self.prefix).unlink(missing_ok=True)
         self._bin.replace(bin_path(self.prefix))
-        if sidecar is not None:
-            replace(sidecar, index_sha256=hash_file(self._idx)).write(self.prefix)
+        if self._json.exists():
+            self._json.replace(sidecar_path(self.prefix))
         self._idx.replace(idx_path(self.prefix))
+
+    def _write_sidecar(self, sidecar: Sidecar) -> None:
+        with names(sidecar_path(self.prefix)), self._json.open("wb") as stream:
+            stream.write(replace(sidecar, index_sha256=hash_file(self._idx)).as_json())
+            put_on_disk(stream)
 
     def _write_index(self) -> None:
         lengths, sequences = np.concatenate(self._lengths), np.concatenate(self._sequences)
@@ -166,6 +174,11 @@ def check_prefix(output: str | Path) -> None:
     check_output(output, files=files_of(output))
 
 
+def unfinished_path(prefix: str | Path) -> Path:
+    """Where `data tokenize` keeps what it has done, until the token file is whole."""
+    return Path(f"{prefix}.unfinished")
+
+
 @contextmanager
 def held(prefix: str | Path, command: str, *, overwrite: bool) -> Iterator[Lock]:
     """Holds a prefix while its files are made: nobody else makes them, and what killed commands have left is removed.
@@ -182,9 +195,12 @@ def held(prefix: str | Path, command: str, *, overwrite: bool) -> Iterator[Lock]
 
 
 def _check_absent(output: str | Path, *, overwrite: bool) -> None:
-    """Refuse to replace a file of that prefix, unless that is asked for."""
+    """Refuse to replace a file of that prefix, unless that is asked for. Tokens without an index that stand beside what
+    `data tokenize` has done are its own: it was killed while it named its files.
+    """
     present = [str(path) for path in files_of(output) if os.path.lexists(path)]
-    if present and not overwrite:
+    half_named = str(bin_path(output)) in present and str(idx_path(output)) not in present
+    if present and not overwrite and not (half_named and unfinished_path(output).is_dir()):
         exist = "exists" if len(present) == 1 else "exist"
         raise DataError(f"{' and '.join(present)} {exist} already. Choose another output, or pass --overwrite.")
 
