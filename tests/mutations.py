@@ -6240,8 +6240,8 @@ MUTATIONS = [
     Mutation(
         "an index that was replaced alone on a web server is read from its old copy",
         "data/remote.py",
-        'for ending in (".bin", ".idx")]',
-        'for ending in (".bin",)]',
+        "for file in files]",
+        "for file in files[:1]]",
         ("tests/data/test_remote.py",),
     ),
     Mutation(

@@ -102,6 +102,32 @@ def test_a_file_that_was_replaced_is_fetched_anew(
     assert open_token_file(url, str(tmp_path)).num_tokens == 50
 
 
+@pytest.mark.parametrize("on_web", [False, True])
+def test_what_was_replaced_beside_the_same_tokens_is_fetched_anew(
+    uploaded: tuple[str, TokenFile],
+    write_tokens: Write,
+    storage: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    on_web: bool,
+) -> None:
+    """An index of other documents, another sidecar, and none."""
+    if on_web:
+        on_the_web(monkeypatch, storage, {}, ())
+    url, _ = uploaded
+    cache = str(tmp_path / "cache")
+    found = [read_sidecar(open_token_file(url, cache))]
+    other = write_tokens(3, 70, 128, 10, name="other")
+    storage.put_file(f"{other}.idx", "/bucket/corpus.idx")
+    assert open_token_file(url, cache).lengths.tolist() == [3, 70, 128, 10]
+    Sidecar("1" * 64, 60_000, None, 4, 211, 900, ("b",)).write(other)
+    storage.put_file(f"{other}.json", "/bucket/corpus.json")
+    found.append(read_sidecar(open_token_file(url, cache)))
+    storage.rm("/bucket/corpus.json")
+    found.append(read_sidecar(open_token_file(url, cache)))
+    assert [each and each.tokenizer_sha256 for each in found] == ["0" * 64, "1" * 64, None]
+
+
 def test_a_block_that_is_cut_short_is_fetched_again(uploaded: tuple[str, TokenFile], tmp_path: Path) -> None:
     url, local = uploaded
     open_token_file(url, str(tmp_path)).read(0, 211)
@@ -235,8 +261,13 @@ def on_the_web(monkeypatch: pytest.MonkeyPatch, storage: Any, said: dict[str, st
 
 @pytest.mark.parametrize(
     ("header", "of"),
-    [("ETag", (".bin", ".idx")), ("Last-Modified", (".bin", ".idx")), (None, ()), ("ETag", (".idx",))],
-    ids=["ETag", "Last-Modified", "nothing", "of the index alone"],
+    [
+        ("ETag", (".bin", ".idx", ".json")),
+        ("Last-Modified", (".bin", ".idx", ".json")),
+        (None, ()),
+        ("ETag", (".idx", ".json")),
+    ],
+    ids=["ETag", "Last-Modified", "nothing", "of all but the tokens"],
 )
 def test_a_file_that_was_replaced_on_a_web_server(
     uploaded: tuple[str, TokenFile],
@@ -255,7 +286,7 @@ def test_a_file_that_was_replaced_on_a_web_server(
     assert before.read(0, local.num_tokens).tolist() == local.read(0, local.num_tokens).tolist()
     requests = counted(monkeypatch, storage)
     open_token_file(url, str(tmp_path / "cache")).read(0, local.num_tokens)
-    assert len(requests) == (0 if len(of) == 2 else 3), "an unchanged file is read from its copy"
+    assert len(requests) == (0 if len(of) == 3 else 4), "an unchanged file is read from its copy"
     tokens = bytearray(storage.cat_file("/bucket/corpus.bin"))
     tokens[-1] ^= 1
     storage.pipe_file("/bucket/corpus.bin", bytes(tokens))
@@ -268,7 +299,7 @@ def test_an_index_that_was_replaced_alone_on_a_web_server(
     uploaded: tuple[str, TokenFile], write_tokens: Write, storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same tokens, in other documents."""
-    (url, local), tags = uploaded, {".bin": "tokens", ".idx": "first"}
+    (url, local), tags = uploaded, {".bin": "tokens", ".idx": "first", "json": "sidecar"}
     on_the_web(monkeypatch, storage, {}, ())
     unnamed = type(storage).info
     monkeypatch.setattr(

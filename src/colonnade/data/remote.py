@@ -4,22 +4,21 @@
     URL.bin           ──by blocks, as they are asked for──▶ cache/KEY/blocks/00000017
 
 The ranks of a machine share the folder without a word: a block is written under a temporary name and renamed, and two
-ranks that fetch the same one write the same bytes. KEY is made of the URL and what the storage says about the file's
-version, so that a file that was replaced is fetched anew. Nothing is ever deleted.
+ranks that fetch the same one write the same bytes. KEY is made of the URL and what the storage says about the
+versions of all three, so that what was replaced is fetched anew. Nothing is ever deleted.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from colonnade.atomic import write_whole
-from colonnade.data.indexed import TokenFile, Tokens, bin_path, idx_path
-from colonnade.data.sidecar import sidecar_path
+from colonnade.data.indexed import TokenFile, Tokens, bin_path
 from colonnade.errors import DataError, hidden
 from colonnade.storage import ATTEMPTS, is_remote, open_storage, reason, retry
 
@@ -46,18 +45,20 @@ class RemoteTokenFile(TokenFile):
     def __init__(self, url: str, cache: str) -> None:
         self._storage, self._path = open_storage(url, DataError, "copy the file")
         self._cache = cache
+        copied = [".idx"]  # whole
+        if _try(url, lambda: self._storage.exists(f"{self._path}.json")):
+            copied.append(".json")
         size, version = _try(
-            url, lambda: (self._storage.size(f"{self._path}.bin"), _version(self._storage, self._path))
+            url, lambda: (self._storage.size(f"{self._path}.bin"), _version(self._storage, self._path, copied))
         )
         key = hashlib.blake2b(f"{hidden(url)} {size} {version}".encode(), digest_size=12).hexdigest()
         self._folder = Path(cache) / key
         self._size = int(size)
         _keep(self._folder / "url", hidden(url).encode())
-        local = self._folder / "tokens"
-        self._copy(url, ".idx", idx_path(local))
-        if _try(url, lambda: self._storage.exists(f"{self._path}.json")):
-            self._copy(url, ".json", sidecar_path(local))
-        super().__init__(url, local=str(local), bin_size=self._size)
+        local = str(self._folder / "tokens")
+        for ending in copied:
+            self._copy(url, ending, Path(f"{local}{ending}"))
+        super().__init__(url, local=local, bin_size=self._size)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteTokenFile, (self.prefix, self._cache)
@@ -91,22 +92,24 @@ class RemoteTokenFile(TokenFile):
             _keep(target, _try(url, lambda: self._storage.cat_file(f"{self._path}{ending}")))
 
 
-def _version(storage: Any, path: str) -> str:
-    """What tells a version of the files at `path` from others.
+def _version(storage: Any, path: str, copied: Sequence[str]) -> str:
+    """What tells a version of the tokens at `path`, and of the files beside them with these endings, from others.
 
     Of most storages `ukey`, which is made of time, size and checksum. Over HTTP that is the URL alone: there it is what
-    the server says of its version or, where it says nothing, the content of the index and of both ends of the tokens.
+    the server says of its version or, where it says nothing, the content of both ends of the tokens and of the others.
     """
+    files = [f"{path}{ending}" for ending in (".bin", *copied)]
     kinds = {storage.protocol} if isinstance(storage.protocol, str) else set(storage.protocol)
     if not kinds & {"http", "https"}:
-        return str(storage.ukey(f"{path}.bin"))
-    said = [_stated(storage.info(f"{path}{ending}")) for ending in (".bin", ".idx")]
+        return " ".join(str(storage.ukey(file)) for file in files)
+    said = [_stated(storage.info(file)) for file in files]
     if all(said):
         return " ".join(said)
-    size = int(storage.size(f"{path}.bin"))
-    end = storage.cat_file(f"{path}.bin", start=max(0, size - _PROBE), end=size)
-    parts = [storage.cat_file(f"{path}.bin", start=0, end=min(_PROBE, size)), end, storage.cat_file(f"{path}.idx")]
-    return hashlib.blake2b(b"".join(parts), digest_size=12).hexdigest()
+    tokens, *others = files
+    size = int(storage.size(tokens))
+    begin = storage.cat_file(tokens, start=0, end=min(_PROBE, size))
+    end = storage.cat_file(tokens, start=max(0, size - _PROBE), end=size)
+    return hashlib.blake2b(b"".join([begin, end, *map(storage.cat_file, others)]), digest_size=12).hexdigest()
 
 
 def _stated(info: Mapping[str, Any]) -> str:
