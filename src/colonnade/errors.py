@@ -89,15 +89,21 @@ def credentials_in(url: str) -> list[str]:
     return sorted((part for part in found if len(part) > 3), key=len, reverse=True)
 
 
+def printable(text: str) -> str:
+    """A text as a terminal takes it: without control characters that a file may have smuggled in, and without what is
+    no Unicode, as in names that are not UTF-8.
+    """
+    return "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 class ColonnadeError(Exception):
     """A mistake that a user can cause and mend. The command line prints the message alone and exits 2.
 
-    Messages show no credentials, and no control characters that a file may have smuggled in.
+    Messages show no credentials, and are `printable`.
     """
 
     def __init__(self, message: object = "") -> None:
-        text = without_credentials(str(message))
-        super().__init__("".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
+        super().__init__(printable(without_credentials(str(message))))
 
 
 class ConfigError(ColonnadeError):

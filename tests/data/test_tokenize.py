@@ -131,6 +131,17 @@ def test_bad_lines_are_counted_listed_and_the_rest_kept(tmp_path: Path, tokenize
     assert not rejected_path(tmp_path / "a").exists()
 
 
+def test_inputs_need_no_names_in_utf8(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "One."}\nnot json\n')
+    report = tokenize_files([folder / "a.jsonl"], tmp_path / "a", tokenizer, progress=False)
+    assert (report.documents, report.rejected) == (1, 1)
+    report.summary().encode()
+    sidecar = read_sidecar(TokenFile(tmp_path / "a"))
+    assert sidecar is not None and sidecar.sources == (str(tmp_path / "caf?" / "a.jsonl"),)
+
+
 def test_large_vocabularies_take_int32(tmp_path: Path, tokenizer: Tokenizer) -> None:
     content = json.loads(tokenizer.to_json())
     end = content["added_tokens"][0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ def test_the_text_is_that_of_the_key_and_the_first_of_what_was_left_out_is_shown
     assert (made.documents, made.rejected, [each.line for each in made.examples]) == (20, 12, list(range(1, 11)))
     assert "left out: 12 unusable documents; the first:" in made.summary("made.json")
     assert len(made.tokenizer.encode("good words")) < len("good words"), "its pairs were merged"
+
+
+def test_inputs_need_no_names_in_utf8(text: Path, tmp_path: Path) -> None:
+    named = text.rename(tmp_path / os.fsdecode(b"caf\xe9.jsonl"))
+    made = train_tokenizer([named], tmp_path / "made.json", 270, key="body", progress=False)
+    assert (made.documents, made.rejected) == (20, 12)
+    made.summary("made.json").encode()
 
 
 def test_pairs_that_are_too_rare_are_not_merged(text: Path, tmp_path: Path) -> None:

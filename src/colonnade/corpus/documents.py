@@ -147,7 +147,8 @@ def chunks(paths: Sequence[Path], behind: Place = BEGIN) -> Iterator[Chunk]:
 
 def parse(chunk: Chunk, key: str) -> Iterator[str | Rejected]:
     """The documents of a chunk, and what is none. Of documents without text "" is given."""
-    read = ReadStep(paths=[str(chunk.path)], key=key, max_bytes=sys.maxsize)
+    # not validated: a path need not be UTF-8
+    read = ReadStep.model_construct(paths=[str(chunk.path)], key=key, max_bytes=sys.maxsize)
     for row in _rows(chunk, read):
         text = text_of(row, read) if isinstance(row, Row) else row
         if isinstance(text, str):

@@ -71,8 +71,10 @@ class Sidecar:
     __pydantic_config__ = _AS_WRITTEN
 
     def as_json(self) -> bytes:
-        """The content of its file."""
-        known = {name: value for name, value in dataclasses.asdict(self).items() if name != "examples" or value}
+        """The content of its file. What of a name is not UTF-8 is told as a question mark."""
+        sources = tuple(source.encode(errors="replace").decode() for source in self.sources)
+        own = dataclasses.asdict(dataclasses.replace(self, sources=sources))
+        known = {name: value for name, value in own.items() if name != "examples" or value}
         return (json.dumps(known, indent=2) + "\n").encode()
 
     def write(self, prefix: str | Path) -> None:

@@ -35,7 +35,7 @@ from colonnade.data.sidecar import Sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.word_cache import DocumentEncoder
 from colonnade.data.writer import TokenFileWriter, check_lengths, check_prefix, held, unfinished_path
-from colonnade.errors import DataError
+from colonnade.errors import DataError, printable
 from colonnade.lock import Lock
 
 SEGMENT_BYTES = 64 << 20
@@ -83,7 +83,7 @@ class TokenizeReport:
             where = rejected_path(self.prefix)
             lines.append(f"left out: {counted(self.rejected, 'unusable line')}, listed in {where}; the first:")
             lines += [f"  {example}" for example in self.examples]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def tokenize_files(

@@ -12,7 +12,7 @@ from colonnade.config.numbers import counted
 from colonnade.corpus.documents import Rejected, look_at, read_documents
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.wordpiece import train_wordpiece
-from colonnade.errors import DataError
+from colonnade.errors import DataError, printable
 from colonnade.outputs import check_output
 
 _EXAMPLES = 10
@@ -37,7 +37,7 @@ class TrainedTokenizer:
         if self.rejected:
             lines.append(f"left out: {counted(self.rejected, 'unusable document')}; the first:")
             lines += [f"  {example}" for example in self.examples]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def train_tokenizer(

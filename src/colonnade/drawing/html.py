@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from colonnade.errors import hidden, without_credentials
+from colonnade.errors import hidden, printable, without_credentials
 
 
 class Html(str):
@@ -18,8 +18,7 @@ def text(value: object) -> Html:
 
 
 def _escaped(value: object) -> str:
-    shown = "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
-    return escape(without_credentials(shown))
+    return escape(without_credentials(printable(str(value))))
 
 
 def tag(name: str, *inside: object, **attributes: object) -> Html:
