@@ -52,6 +52,8 @@ def test_nothing_but_white_space_is_lost(text: str) -> None:
 
 def test_a_long_text_takes_time_in_proportion() -> None:
     assert len(split_sentences("Word " * 200_000 + ". " + "a. B. " * 20_000)) >= 1
+    contents = "Contents " + "." * 300_000 + "9"
+    assert split_sentences(contents) == [contents]
 
 
 @pytest.mark.parametrize("segment_bytes", [tokenize.SEGMENT_BYTES, 1])

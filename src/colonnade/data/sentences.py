@@ -22,7 +22,7 @@ _ABBREVIATIONS = frozenset(
 _CLOSING, _OPENING = "\"'”’»)\\]", "\"'“‘«(\\["
 _END = re.compile(
     rf"(?P<wide>[。！？]+[」』）”’]*)|(?P<blank>\n\s*\n)"
-    rf"|(?P<mark>[.!?…]+)[{_CLOSING}]*(?=\s+[{_OPENING}]*(?P<following>[^\W_]))"
+    rf"|(?<![.!?…])(?P<mark>[.!?…]+)[{_CLOSING}]*(?=\s+[{_OPENING}]*(?P<following>[^\W_]))"
 )
 _WORD = re.compile(r"[^\s(\[\"'“‘«]+$")
 
