@@ -1,5 +1,7 @@
 """Windows of long texts: how they are cut unless said otherwise, and which of several a token has most text in."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,16 @@ def test_of_windows_with_as_much_text_around_a_token_the_longer_one_has_it_and_t
         owner == 1,
     ]
     assert most_context([]) == []
+
+
+def test_the_windows_of_a_long_text_take_memory_in_proportion_to_it() -> None:
+    windows = Windows().ranges(10, 20_000, 384)
+    tracemalloc.start()
+    found = most_context(windows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(int(flags.sum()) for flags in found) == 20_000
+    assert peak < 100 * 20_000
 
 
 def test_no_token_is_left_out_between_windows_however_far_apart_they_are_to_begin() -> None:

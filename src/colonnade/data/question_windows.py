@@ -62,10 +62,11 @@ def most_context(windows: Sequence[range]) -> list[NDArray[np.bool_]]:
     """Of each window, for each of its tokens, whether no other window has more text around it: the smaller of what
     there is on both sides, and of equals the longer window, then the first.
     """
-    tokens = np.arange(max((window.stop for window in windows), default=0))
-    around = np.full((len(windows), len(tokens)), -np.inf)
+    size = max((window.stop for window in windows), default=0)
+    best, most = np.full(size, -1), np.full(size, -np.inf)
     for number, window in enumerate(windows):
-        inside = tokens[window.start : window.stop]
-        around[number, inside] = np.minimum(inside - window.start, window.stop - 1 - inside) + 0.01 * len(window)
-    best = around.argmax(axis=0) if len(tokens) else tokens
+        inside = np.arange(window.start, window.stop)
+        around = np.minimum(inside - window.start, window.stop - 1 - inside) + 0.01 * len(window)
+        more = inside[around > most[inside]]
+        best[more], most[more] = number, around[more - window.start]
     return [best[window.start : window.stop] == number for number, window in enumerate(windows)]
