@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +55,19 @@ def test_answers_are_every_second_turn(
     stop = data.draw(st.integers(start, file.num_tokens))
     assert file.answered(start, stop).tolist() == expected[start:stop]
     assert file.answered(start, start).tolist() == [], "as behind a document of one token"
+
+
+def test_answers_are_found_without_reading_the_whole_index(tmp_path: Path) -> None:
+    documents = 100_000
+    with TokenFileWriter(tmp_path / "many", np.dtype("<u2")) as writer:
+        lengths, sequences = np.ones(2 * documents, np.int32), np.full(documents, 2)
+        writer.add_documents(np.ones(2 * documents, np.uint16), lengths, sequences=sequences)
+    file = TokenFile(tmp_path / "many")
+    tracemalloc.start()
+    found = file.answered(documents, documents + 4).tolist()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == [False, True, False, True] and peak < documents
 
 
 def test_what_is_longer_than_a_row_alone_is_left_out(tmp_path: Path) -> None:

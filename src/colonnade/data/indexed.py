@@ -204,10 +204,19 @@ class TokenFile:
         sequences = np.arange(first, max(last, first + 1))
         starts = self._offsets[first : sequences[-1] + 1] // size
         self._check_rising("sequence", first, starts, self.num_tokens)
-        documents = np.searchsorted(self._boundaries, sequences, side="right") - 1
-        turns = (sequences - self._boundaries[documents]) % 2 == 1
+        begins = self._document_begins(int(sequences[0]), int(sequences[-1]))
+        turns = (sequences - begins[np.searchsorted(begins, sequences, side="right") - 1]) % 2 == 1
         edges = np.clip(np.append(starts, stop), start, stop)
         return np.repeat(turns, np.diff(edges))
+
+    def _document_begins(self, first: int, last: int) -> NDArray[np.int64]:
+        """First sequence of each document that has one of the sequences `first … last`."""
+        documents = range(len(self._boundaries))
+        begin, stop = (
+            bisect_right(documents, number, key=lambda document: int(self._boundaries[document]))
+            for number in (first, last)
+        )
+        return self._boundaries[begin - 1 : stop]
 
     def _starts(self, first: int, stop: int) -> list[int]:
         """Where some documents begin; they cost one look at each part of the index."""
