@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from colonnade.config.schema import DataConfig
 from colonnade.data import whole_rows
+from colonnade.data.datasets import NoSampleError
 from colonnade.data.gpt_dataset import GPTDataset, cut_of
 from colonnade.data.indexed import TokenFile, idx_path
 from colonnade.data.loader import as_batch
@@ -74,6 +75,13 @@ def test_what_is_longer_than_a_row_alone_is_left_out(tmp_path: Path) -> None:
     """Tokens 1 … 8, 9 … 16 and 17 … 25 in rows of 8: the first two fill a row each."""
     found = dataset(written(tmp_path, [[8], [3, 5], [4, 5]]), 8, too_long="drop")
     assert sorted(found.rows(range(2)).tokens.tolist()) == [list(range(1, 9)), list(range(9, 17))] and len(found) == 2
+
+
+@pytest.mark.parametrize("too_long", ["cut", "truncate", "drop"])
+def test_documents_without_a_token_make_no_row(tmp_path: Path, too_long: TooLong) -> None:
+    file, cut = written(tmp_path, [[3], [0], [0]]), Cut(separate=True, whole=True, too_long=too_long)
+    with pytest.raises(NoSampleError, match=r"documents 1 to 2 hold 0 tokens, .* Give this split more documents"):
+        GPTDataset(file, range(1, 3), 8, vocab_size=60_000, cut=cut)
 
 
 def test_how_many_are_left_out_is_known_and_what_is_truncated_keeps_its_beginning(tmp_path: Path) -> None:

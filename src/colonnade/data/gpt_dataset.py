@@ -76,7 +76,8 @@ class GPTDataset:
         """Documents that are left out, being longer than a sample."""
         self.num_tokens, self.num_samples = text.num_tokens, text.num_rows if whole is None else len(whole)
         if self.num_samples < 1:
-            raise NoSampleError(_too_short(text, documents) if whole is None else _all_too_long(text, documents))
+            too_long = whole is not None and text.num_tokens
+            raise NoSampleError(_all_too_long(text, documents) if too_long else _too_short(text, documents))
         self._reader: RowReader = whole or (PackedRows(text, cut) if cut.best_fit else StreamRows(text, cut))
         self.order: Order = order or InOrder(self.num_samples)
 

@@ -63,6 +63,8 @@ class WholeRows:
 
 def _spans(text: Readable, too_long: str) -> tuple[list[DocumentSpan], int]:
     """What of each document is read, in the order of the text, and how many are left out."""
+    if not text.num_tokens:  # of empty documents alone
+        return [], 0
     s = text.seq_length
     starts = np.union1d([0], text.documents(0, text.num_tokens))
     lengths = np.diff(np.append(starts, text.num_tokens))
