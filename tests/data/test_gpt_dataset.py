@@ -168,6 +168,15 @@ def test_one_document_is_enough_where_nothing_is_evaluated(write_tokens: Write) 
     assert datasets.validation is None and datasets.test is None
 
 
+def test_a_part_without_a_sample_is_left_out_where_nothing_is_evaluated(write_tokens: Write) -> None:
+    prefix = write_tokens(50, 50, 3)
+    settings: dict[str, Any] = {"samples": TextSamples(), "train": prefix, "split": (2, 1, 0), "seq_length": 4}
+    datasets = open_datasets(**settings, needed=frozenset({"train"}), vocab_size=VOCAB, seed=1)
+    assert (len(datasets.train), datasets.validation) == (24, None)
+    with pytest.raises(DataError, match=r"documents 2 to 2 hold 3 tokens, and one sample takes"):
+        open_datasets(**settings, vocab_size=VOCAB, seed=1)
+
+
 def test_a_corpus_shorter_than_a_sample(write_tokens: Write) -> None:
     with pytest.raises(DataError, match=r"hold 4 tokens, and one sample takes model.seq_length \+ 1 = 5.*to 3 or less"):
         opened(write_tokens(4), split=(1, 0, 0))

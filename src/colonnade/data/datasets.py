@@ -9,6 +9,7 @@ No document is in two of the parts. Which samples are made of documents is a `Sa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -127,7 +128,9 @@ def open_datasets(
     tokenizer: Tokenizer | None = None,
     cache: str | None = None,
 ) -> Datasets:
-    """The datasets of a run: `split` cuts `train` by documents, among those of the three without a file."""
+    """The datasets of a run: `split` cuts `train` by documents, among those of the three without a file. A part without
+    a sample is left out where it is not `needed`.
+    """
     own = {"validation": validation, "test": test}
     weights = {name: 0 if own.get(name) else weight for name, weight in zip(SPLITS, split, strict=True)}
     file = open_tokens(train, vocab_size=vocab_size, tokenizer=tokenizer, cache=cache)
@@ -140,7 +143,9 @@ def open_datasets(
             opened[name] = samples.dataset(other, range(other.num_documents), seq_length, vocab_size=vocab_size)
         elif weights[name] and (parts[name] or name in needed):
             check_documents(file, name, parts[name], split)
-            opened[name] = samples.dataset(file, parts[name], seq_length, vocab_size=vocab_size)
+            left_out = () if name in needed else (NoSampleError,)
+            with suppress(*left_out):
+                opened[name] = samples.dataset(file, parts[name], seq_length, vocab_size=vocab_size)
     check_documents(file, "train", parts["train"], split)
     dataset = samples.dataset(file, parts["train"], seq_length, vocab_size=vocab_size)
     dataset.order = order_of(dataset.num_samples, order=order, epochs=epochs, seed=seed)
