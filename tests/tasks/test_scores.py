@@ -53,7 +53,9 @@ def test_equal_scores_share_the_mean_of_their_ranks() -> None:
     """Ranks 0.5, 0.5 and 2 beside 0, 1 and 2; what does not vary goes with nothing."""
     found = scores_of(np.array([[1.0], [1.0], [9.0]]), np.array([1.0, 2.0, 3.0]), binary=False)
     assert found["spearman"] == pytest.approx(np.sqrt(3) / 2)
-    assert scores_of(np.ones((3, 1)), np.arange(3.0), binary=False) == {"pearson": 0.0, "spearman": 0.0}
+    for score in (1.0, 0.1):  # three times 0.1 is more than 0.3
+        assert scores_of(np.full((3, 1), score), np.arange(3.0), binary=False) == {"pearson": 0.0, "spearman": 0.0}
+        assert scores_of(np.full((3, 1), score), np.full(3, 0.1), binary=False)["pearson"] == 0.0
 
 
 def test_the_order_of_scores_counts_in_their_ranks_alone() -> None:

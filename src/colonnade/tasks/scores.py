@@ -33,6 +33,8 @@ def matthews(predicted: NDArray[np.int64], right: NDArray[np.int64]) -> float:
 
 def pearson(x: Floats, y: Floats) -> float:
     """Pearson's correlation; 0 where one side does not vary."""
+    if (x == x[:1]).all() or (y == y[:1]).all():  # their mean may be another number, by rounding
+        return 0.0
     x, y = x - x.mean(), y - y.mean()
     size = float(np.sqrt((x * x).sum()) * np.sqrt((y * y).sum()))
     return float((x * y).sum()) / size if size else 0.0
