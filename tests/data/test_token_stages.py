@@ -14,6 +14,7 @@ from colonnade.data.indexed import TokenFile
 from colonnade.data.sidecar import read_sidecar
 from colonnade.data.token_stages import JoinTokens, ListTokens, MakeTokens, num_joins, segment_path
 from colonnade.data.tokenizer import Tokenizer, train_bpe
+from colonnade.data.wordpiece import train_wordpiece
 from colonnade.errors import DataError
 
 PARTS = ("train", "test")
@@ -31,16 +32,16 @@ def cleaned(tmp_path: Path, tokenizer: Tokenizer) -> Path:
     return tmp_path
 
 
-def make(folder: Path, sha256: str) -> None:
+def make(folder: Path, sha256: str, *, append_end: bool = True) -> None:
     path, setting = str(folder / "tokenizer.json"), Setting(folder, 5)
-    making = MakeTokens("tokens", path, PARTS, setting, sha256=sha256, append_end=True)
+    making = MakeTokens("tokens", path, PARTS, setting, sha256=sha256, append_end=append_end)
     for task in range(5):
         assert list(making.run(rank=task, world_size=5)) == []
 
 
-def join(folder: Path, sha256: str) -> None:
+def join(folder: Path, sha256: str, *, append_end: bool = True) -> None:
     path, setting, num_files = str(folder / "tokenizer.json"), Setting(folder, 5), num_joins(5)
-    joining = JoinTokens("join", path, PARTS, setting, sha256=sha256, append_end=True, num_tasks=5)
+    joining = JoinTokens("join", path, PARTS, setting, sha256=sha256, append_end=append_end, num_tasks=5)
     for each in range(num_files):
         assert list(joining.run(rank=each, world_size=num_files)) == []
     assert list(ListTokens(num_files, setting).run()) == []
@@ -80,6 +81,21 @@ def test_up_to_so_many_tasks_a_part_has_one_file_of_its_name(cleaned: Path, toke
     join(cleaned, tokenizer.sha256)
     assert texts(cleaned, "train", tokenizer) == [f"Été train {task}" for task in range(5)]
     assert sorted(path.name for path in (cleaned / "tokens").glob("*.idx")) == ["test.idx", "train.idx"]
+
+
+def test_a_part_whose_documents_have_no_token_gets_no_file(cleaned: Path) -> None:
+    (cleaned / "test" / "00004.jsonl").write_text(json.dumps({"text": "\u200b"}))
+    tokenizer = Tokenizer(train_wordpiece(lambda: ["été train 0123456789"], 60))
+    tokenizer.save(cleaned / "tokenizer.json")
+    make(cleaned, tokenizer.sha256, append_end=False)
+    join(cleaned, tokenizer.sha256, append_end=False)
+    assert list(json.loads((cleaned / "tokens" / "tokens.json").read_bytes())) == ["train"]
+    assert sorted(path.name for path in (cleaned / "tokens").iterdir()) == [
+        "tokens.json",
+        "train.bin",
+        "train.idx",
+        "train.json",
+    ]
 
 
 @pytest.mark.parametrize(("tasks", "files"), [(1, 1), (1_023, 1), (1_024, 1), (1_025, 2), (2_048, 2)])

@@ -124,6 +124,9 @@ class JoinTokens(Tokens):
         dtype = smallest_dtype(tokenizer.vocab_size)
         with TokenFileWriter(prefix, dtype) as writer:
             text_bytes = sum(header.text_bytes for header in append(paths, writer))
+            if not writer.num_tokens:
+                writer.discard()
+                return {}
             sidecar = Sidecar(
                 tokenizer_sha256=tokenizer.sha256,
                 vocab_size=tokenizer.vocab_size,
