@@ -8,6 +8,7 @@ import importlib.util
 import json
 import lzma
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -178,11 +179,26 @@ def test_folders_stand_for_their_documents(tmp_path: Path) -> None:
     for name in ("bare", "sub/Makefile", "sub/other.md"):
         (tmp_path / name).touch()
     os.mkfifo(tmp_path / "sub" / "pipe.jsonl")
-    found = look_at([tmp_path, tmp_path / "b.txt"])
-    assert len(found.files) == 4 and found.left_aside == {".md": 2, ".png": 1, "fifo": 1, "none": 2}
+    found = look_at([tmp_path])
+    assert len(found.files) == 3 and found.left_aside == {".md": 2, ".png": 1, "fifo": 1, "none": 2}
     assert list(found.left_aside) == [".md", ".png", "fifo", "none"]
-    several = [tmp_path / "b.txt", tmp_path / "sub", tmp_path / "a.jsonl.gz", tmp_path / "sub"]
-    assert [path.name for path in expand(several)] == ["b.txt", "c.ndjson", "a.jsonl.gz", "c.ndjson"]
+    several = [tmp_path / "b.txt", tmp_path / "sub", tmp_path / "a.jsonl.gz"]
+    assert [path.name for path in expand(several)] == ["b.txt", "c.ndjson", "a.jsonl.gz"]
+
+
+def test_what_would_be_read_twice_is_refused(tmp_path: Path) -> None:
+    """As for cleaning: by itself, within a folder, through a link."""
+    (tmp_path / "in").mkdir()
+    file, link = tmp_path / "in" / "a.jsonl", tmp_path / "b.jsonl"
+    file.touch()
+    link.symlink_to(file)
+    for inputs, said in [
+        ([file, file], f"{file} twice"),
+        ([tmp_path / "in", file], f"{file} and {tmp_path / 'in'}, which has it"),
+        ([file, link], f"{file} and {link}, which are the same"),
+    ]:
+        with pytest.raises(DataError, match=rf"^the inputs name {re.escape(said)}: it would be read twice\. Name"):
+            look_at(inputs)
 
 
 def test_inputs_that_are_none(tmp_path: Path) -> None:

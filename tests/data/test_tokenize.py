@@ -47,9 +47,8 @@ def files(folder: Path) -> set[str]:
 
 def test_every_document_is_there_with_its_end(tmp_path: Path, tokenizer: Tokenizer) -> None:
     texts = ["One.", "Two: é — 👀", "", "three <|endoftext|> three"]
-    report = tokenize_files(
-        [jsonl(tmp_path / "a.jsonl", *texts), tmp_path / "a.jsonl"], tmp_path / "out" / "a", tokenizer, progress=False
-    )
+    sources = [jsonl(tmp_path / name, *texts) for name in ("a.jsonl", "b.jsonl")]
+    report = tokenize_files(sources, tmp_path / "out" / "a", tokenizer, progress=False)
     file = TokenFile(tmp_path / "out" / "a")
     kept = [text for text in texts if text] * 2
     assert [tokenizer.decode(file.document(index).tolist()) for index in range(file.num_documents)] == kept

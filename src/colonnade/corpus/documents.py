@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from colonnade.corpus.folders import entries
+from colonnade.corpus.folders import entries, named_twice
 from colonnade.corpus.formats import KINDS, kind_of
 from colonnade.corpus.recipe import ReadStep
 from colonnade.corpus.rows import (
@@ -105,10 +105,13 @@ def expand(inputs: Iterable[str | Path]) -> list[Path]:
 
 
 def look_at(inputs: Iterable[str | Path]) -> Found:
-    """The files that are meant, and what is left aside in their folders. Raises DataError where there is none."""
+    """The files that are meant, and what is left aside in their folders. Raises DataError where there is none, or where
+    one is named twice.
+    """
     files: list[Path] = []
     aside: Counter[str] = Counter()
-    for path in map(Path, inputs):
+    named = [Path(each) for each in inputs]
+    for path in named:
         if path.is_dir():
             inside = entries(path)
             found = [entry.path for entry in inside if not entry.aside and _kind(entry.path) is not None]
@@ -128,6 +131,8 @@ def look_at(inputs: Iterable[str | Path]) -> Found:
             files.append(path)
     if not files:
         raise DataError(f"no input is named. Name files of documents ({_known()}), or a folder of them.")
+    for twice in named_twice([str(path) for path in named]):
+        raise DataError(f"the inputs name {twice}")
     return Found(files, dict(sorted(aside.items())))
 
 

@@ -1,10 +1,10 @@
-"""What stands in a folder of raw text: files to read, and what is left aside and why."""
+"""Files and folders of raw text: what of a folder is read, what is left aside and why, and what is named twice."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,24 @@ class Entry(NamedTuple):
 def entries(folder: Path) -> list[Entry]:
     """All that is in a folder, by name. Links to folders are not followed: they may lead anywhere, and in circles."""
     return sorted(_entries(folder))
+
+
+def named_twice(paths: Sequence[str]) -> Iterator[str]:
+    """Of inputs that are there, those that are named twice, by themselves or with a folder, links and dots followed."""
+    places: dict[str, str] = {}  # paths by what they are with links followed
+    for path in paths:
+        real = os.path.realpath(path)
+        if real in places:
+            named = f"{path} twice" if places[real] == path else f"{places[real]} and {path}, which are the same"
+            yield f"{named}: it would be read twice. Name it once."
+        places.setdefault(real, path)
+    for real, path in places.items():
+        folders = [*Path(real).parents]
+        if Path(path).is_file():  # a folder stands for links to files in it too
+            beside = Path(os.path.realpath(Path(path).parent))
+            folders += [beside, *beside.parents]
+        if within := next((places[str(folder)] for folder in folders if str(folder) in places), None):
+            yield f"{path} and {within}, which has it: it would be read twice. Name one of the two."
 
 
 def _entries(folder: Path) -> Iterator[Entry]:

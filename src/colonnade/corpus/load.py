@@ -19,6 +19,7 @@ from colonnade.config.check import Problem
 from colonnade.config.describe import as_toml, sections
 from colonnade.config.load import TomlTable, listed, read_with
 from colonnade.config.problems import sort_keys, values_refused
+from colonnade.corpus.folders import named_twice
 from colonnade.corpus.formats import KINDS_IN_WORDS, kind_of
 from colonnade.corpus.recipe import OWN_FOLDERS, Recipe, RunSection
 from colonnade.errors import ConfigError
@@ -154,25 +155,7 @@ def _overlaps(recipe: Recipe) -> Iterator[str]:
                 "command is started again, what it has written there would be read as text. Set write.folder to a "
                 "folder beside the inputs, or let read.paths name the files in place of the folder."
             )
-    yield from _read_twice([path for path in paths if Path(path).exists()])
-
-
-def _read_twice(paths: Sequence[str]) -> Iterator[str]:
-    """Inputs that are named twice, by themselves or with a folder, links and dots followed."""
-    places: dict[str, str] = {}  # paths by what they are with links followed
-    for path in paths:
-        real = os.path.realpath(path)
-        if real in places:
-            named = f"{path} twice" if places[real] == path else f"{places[real]} and {path}, which are the same"
-            yield f"read.paths names {named}: it would be read twice. Name it once."
-        places.setdefault(real, path)
-    for real, path in places.items():
-        folders = [*Path(real).parents]
-        if Path(path).is_file():  # a folder stands for links to files in it too
-            beside = Path(os.path.realpath(Path(path).parent))
-            folders += [beside, *beside.parents]
-        if within := next((places[str(folder)] for folder in folders if str(folder) in places), None):
-            yield f"read.paths names {path} and {within}, which has it: it would be read twice. Name one of the two."
+    yield from (f"read.paths names {named}" for named in named_twice([path for path in paths if Path(path).exists()]))
 
 
 def _is_within(path: str, folder: str) -> bool:
