@@ -611,8 +611,8 @@ def test_outputs_and_sizes_that_no_tokenizer_can_have_are_refused(tmp_path: Path
     (tmp_path / "folder").mkdir()
     for output, size, said in (
         (tmp_path / "folder", 300, f"{tmp_path / 'folder'} is a folder. Name a file."),
-        (text, 300, f"{text} is among what this command is given"),
-        (text / "below", 300, f"{text} is no folder"),
+        (text, 300, f"--output {text}: what is written is .json. Use a name that ends so."),
+        (text / "below.json", 300, f"{text} is no folder"),
         (tmp_path / "made.json", 100_000_000_000, "there is room for 10,000,000 tokens at most"),
     ):
         options = ("--output", output, "--vocab-size", size, "--overwrite")

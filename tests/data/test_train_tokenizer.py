@@ -50,10 +50,18 @@ def test_an_output_that_is_there_is_replaced_only_where_it_is_said(text: Path, t
 
 
 def test_no_input_is_replaced(text: Path) -> None:
-    before = text.read_bytes()
-    with pytest.raises(ConfigError, match=r"text\.jsonl is among what this command is given"):
-        train_tokenizer([text], text, 270, key="body", overwrite=True, progress=False)
+    before, link = text.read_bytes(), text.with_name("made.json")
+    link.symlink_to(text)
+    with pytest.raises(ConfigError, match=r"made\.json is among what this command is given"):
+        train_tokenizer([text], link, 270, key="body", overwrite=True, progress=False)
     assert text.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "merges.txt", "spiece.model", "tokenizer"])
+def test_an_output_of_a_name_that_says_another_kind_is_refused(text: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"what is written is \.json\. Use a name that ends so"):
+        train_tokenizer([text], tmp_path / name, 270, key="body", progress=False)
+    assert not (tmp_path / name).exists()
 
 
 def test_numbers_that_no_tokenizer_can_have_are_refused(text: Path, tmp_path: Path) -> None:

@@ -65,10 +65,10 @@ def train_tokenizer(
             f"--vocab-size {vocab_size}: there is room for {LARGEST:,} tokens at most, and no text fills as many. Ask "
             "for some tens of thousands."
         )
+    inputs = list(inputs)
+    check_output(output, (".json",), inputs=look_at(inputs).files)  # other names say another kind of tokenizer
     if Path(output).is_file() and not overwrite:
         raise DataError(f"{output} exists. Choose another output, or pass --overwrite.")
-    inputs = list(inputs)
-    check_output(output, inputs=look_at(inputs).files)
     seen, rejected = 0, list[Rejected]()
 
     def texts() -> Iterable[str]:
