@@ -34,6 +34,14 @@ def test_inputs_need_no_names_in_utf8(text: Path, tmp_path: Path) -> None:
     made.summary("made.json").encode()
 
 
+def test_what_is_left_aside_in_a_folder_is_told(text: Path) -> None:
+    for name in ("a.parquet", "b.zip", "c.zip"):
+        text.with_name(name).touch()
+    made = train_tokenizer([text.parent], text.parent / "made.json", 270, key="body", progress=False)
+    told = made.summary("made.json").splitlines()
+    assert told[1] == "files of other kinds, left aside by ending: .parquet 1, .zip 2"
+
+
 def test_pairs_that_are_too_rare_are_not_merged(text: Path, tmp_path: Path) -> None:
     made = train_tokenizer([text], tmp_path / "made.json", 300, key="body", min_frequency=21, progress=False)
     assert made.tokenizer.vocab_size == 257, "the bytes, and the end of documents"

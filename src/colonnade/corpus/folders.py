@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,13 @@ class Entry(NamedTuple):
 def entries(folder: Path) -> list[Entry]:
     """All that is in a folder, by name. Links to folders are not followed: they may lead anywhere, and in circles."""
     return sorted(_entries(folder))
+
+
+def told_aside(left_aside: Mapping[str, int]) -> Iterator[str]:
+    """A line for people on how many files are left aside, by ending or by what they are; none where there are none."""
+    if left_aside:
+        endings = ", ".join(f"{ending} {count:,}" for ending, count in left_aside.items())
+        yield f"files of other kinds, left aside by ending: {endings}"
 
 
 def named_twice(paths: Sequence[str]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from colonnade.atomic import remove_partial
 from colonnade.config.numbers import counted, size_of_text
 from colonnade.corpus.executors import local_executor, ray_executor, slurm_executor
 from colonnade.corpus.filters import list_of, urls_of
+from colonnade.corpus.folders import told_aside
 from colonnade.corpus.language import check_language
 from colonnade.corpus.manifest import NAME, read_manifest
 from colonnade.corpus.needs import log_folder, missing_tasks, require
@@ -178,9 +179,7 @@ def summary(folder: Path, seconds: float | None) -> str:
         lines[0] += f"; {seconds:.1f} s, {read['documents'] / seconds:,.0f} documents/s"
     if not kept["documents"]:
         lines.append(f"no document was kept: {_most_dropped(steps)}")
-    if content["left_aside"]:
-        endings = ", ".join(f"{ending} {count:,}" for ending, count in content["left_aside"].items())
-        lines.append(f"files of other kinds, left aside by ending: {endings}")
+    lines += told_aside(content["left_aside"])
     for step, counts in steps.items():
         for reason, amount in counts["dropped"].items():
             lines.append(f"  {step:14} {amount['documents']:>10,}  {reason}")

@@ -26,6 +26,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from colonnade.config.numbers import counted, size_of_text
 from colonnade.corpus.documents import BEGIN, Chunk, Rejected, chunks, look_at, parse
+from colonnade.corpus.folders import told_aside
 from colonnade.data.indexed import smallest_dtype
 from colonnade.data.parallel import ordered_map
 from colonnade.data.rejected import RejectedList, check_inputs, rejected_path
@@ -74,9 +75,7 @@ class TokenizeReport:
         ]
         if self.resumed:
             lines.append(f"it went on behind the {counted(self.resumed, 'document')} that the run before had done")
-        if self.left_aside:
-            endings = ", ".join(f"{ending} {count:,}" for ending, count in self.left_aside.items())
-            lines.append(f"files of other kinds, left aside by ending: {endings}")
+        lines += told_aside(self.left_aside)
         if self.empty:
             lines.append(f"left out: {counted(self.empty, 'document')} without text")
         if self.rejected:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from colonnade.config.numbers import counted
 from colonnade.corpus.documents import Rejected, look_at, read_documents
+from colonnade.corpus.folders import told_aside
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.wordpiece import train_wordpiece
 from colonnade.errors import DataError, printable
@@ -30,10 +31,13 @@ class TrainedTokenizer:
     """Lines, or files, that were no documents, left out."""
     examples: tuple[Rejected, ...]
     """The first of them."""
+    left_aside: dict[str, int]
+    """Files of other kinds in the input folders, by ending; fifos, broken links and the like, by what they are."""
 
     def summary(self, output: str | Path) -> str:
         """Some lines for people."""
         lines = [f"{output}: {self.tokenizer.vocab_size:,} tokens."]
+        lines += told_aside(self.left_aside)
         if self.rejected:
             lines.append(f"left out: {counted(self.rejected, 'unusable document')}; the first:")
             lines += [f"  {example}" for example in self.examples]
@@ -66,7 +70,8 @@ def train_tokenizer(
             "for some tens of thousands."
         )
     inputs = list(inputs)
-    check_output(output, (".json",), inputs=look_at(inputs).files)  # other names say another kind of tokenizer
+    found = look_at(inputs)
+    check_output(output, (".json",), inputs=found.files)  # other names say another kind of tokenizer
     if Path(output).is_file() and not overwrite:
         raise DataError(f"{output} exists. Choose another output, or pass --overwrite.")
     seen, rejected = 0, list[Rejected]()
@@ -90,7 +95,7 @@ def train_tokenizer(
         made.save(output)
     except OSError as error:
         raise DataError(f"{output} cannot be written: {error}. Choose another output.") from error
-    return TrainedTokenizer(made, seen, len(rejected), tuple(rejected[:_EXAMPLES]))
+    return TrainedTokenizer(made, seen, len(rejected), tuple(rejected[:_EXAMPLES]), found.left_aside)
 
 
 def _nothing_to_train_on(rejected: Sequence[Rejected], key: str) -> str:
