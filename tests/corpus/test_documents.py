@@ -203,11 +203,14 @@ def test_what_would_be_read_twice_is_refused(tmp_path: Path) -> None:
 
 def test_inputs_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").touch()
-    (tmp_path / "bare").touch()
+    cleaned = ("a.parquet", "a.zip", "a.warc.gz", "a.wet")
+    for name in ("bare", *cleaned):
+        (tmp_path / name).touch()
     for inputs, words in [
         ([tmp_path / "absent.txt"], "does not exist"),
         ([tmp_path / "a.pdf"], r"Known are .jsonl, .ndjson, .txt, also followed by .gz"),
         ([tmp_path / "bare"], "an ending that says nothing"),
+        *(([tmp_path / name], r"of a kind that `colonnade data clean` reads: clean it, and name") for name in cleaned),
         ([tmp_path], "a folder without documents"),
         ([], "no input is named"),
     ]:

@@ -123,10 +123,7 @@ def look_at(inputs: Iterable[str | Path]) -> Found:
             what = "is neither a file nor a folder." if path.exists() else f"does not exist.{not_here(path)}"
             raise DataError(f"{as_given(path)} {what} Name files of documents ({_known()}), or a folder of them.")
         elif _kind(path) is None:
-            raise DataError(
-                f"{path} has an ending that says nothing about documents. Known are {_known()}: rename it to what it "
-                "holds."
-            )
+            raise DataError(_not_read(path))
         else:
             files.append(path)
     if not files:
@@ -241,6 +238,15 @@ def _whole_lines(content: Iterator[bytes]) -> Iterator[tuple[bytes, Damaged | No
 def _kind(path: Path) -> str | None:
     kind = kind_of(path)
     return kind[0] if kind is not None and kind[0] in _READ else None
+
+
+def _not_read(path: Path) -> str:
+    if kind_of(path) is not None:
+        return (
+            f"{path} is of a kind that `colonnade data clean` reads: clean it, and name the folder of .jsonl that this "
+            f"writes. Known here are {_known()}."
+        )
+    return f"{path} has an ending that says nothing about documents. Known are {_known()}: rename it to what it holds."
 
 
 def _known() -> str:
