@@ -201,6 +201,19 @@ def test_what_would_be_read_twice_is_refused(tmp_path: Path) -> None:
             look_at(inputs)
 
 
+def test_all_parts_of_a_cleaning_run_are_not_read_as_one(tmp_path: Path) -> None:
+    for name in ("train/00000.jsonl", "test/00000.jsonl", "state/00000.jsonl"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    for content in ("no JSON", "[]", '{"colonnade": "another"}'):
+        (tmp_path / "manifest.json").write_text(content)
+        assert len(expand([tmp_path])) == 3
+    (tmp_path / "manifest.json").write_text('{"colonnade": "data clean", "parts": {"test": {}, "train": {}}}')
+    with pytest.raises(DataError, match=rf"Name one of its parts: {tmp_path / 'test'}, {tmp_path / 'train'}\.$"):
+        look_at([tmp_path])
+    assert expand([tmp_path / "train"]) == [tmp_path / "train" / "00000.jsonl"]
+
+
 def test_inputs_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").touch()
     cleaned = ("a.parquet", "a.zip", "a.warc.gz", "a.wet")

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colonnade.corpus.folders import cleaned_parts
 from colonnade.corpus.manifest import read_manifest
 from colonnade.corpus.plan import make_plan, splits_of
 from colonnade.corpus.report import report, write_report
@@ -497,6 +498,7 @@ def test_rows_can_be_cleaned_again(run: Run, write_lines: Any) -> None:
     """The result is an input like any other."""
     once = run(write_lines("in.jsonl", [{"text": "a", "id": "x", "k": 1}]), folder="once")
     twice = run(once.folder / "train", folder="twice")
+    assert cleaned_parts(once.folder) == ["train"], "which are named: the folder has more than them"
     assert twice.rows()[0]["id"] == "x" and read_rows(once.folder / "train" / "00000.jsonl.zst")[0]["text"] == "a"
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+MANIFEST, COMMAND = "manifest.json", "data clean"
+"""What a cleaning run says of itself in its write.folder, and whose it is."""
 
 
 class Entry(NamedTuple):
@@ -20,6 +24,15 @@ class Entry(NamedTuple):
 def entries(folder: Path) -> list[Entry]:
     """All that is in a folder, by name. Links to folders are not followed: they may lead anywhere, and in circles."""
     return sorted(_entries(folder))
+
+
+def cleaned_parts(folder: Path) -> list[str] | None:
+    """The parts in the write.folder of a cleaning run that is done; None of another folder."""
+    try:
+        content = json.loads((folder / MANIFEST).read_bytes())
+        return list(content["parts"]) if content["colonnade"] == COMMAND else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def told_aside(left_aside: Mapping[str, int]) -> Iterator[str]:

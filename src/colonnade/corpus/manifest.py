@@ -16,6 +16,7 @@ from datatrove.pipeline.base import PipelineStep
 
 from colonnade.atomic import written
 from colonnade.corpus.duplicates import publish
+from colonnade.corpus.folders import COMMAND, MANIFEST
 from colonnade.corpus.minhash import recall
 from colonnade.corpus.plan import Plan, run_file
 from colonnade.corpus.recipe import DeduplicateStep, Recipe
@@ -24,7 +25,6 @@ from colonnade.corpus.tally import Tally, merged, read_tallies
 from colonnade.errors import DataError, hidden
 
 STEPS = ("read", "repair", "language", "filter", "deduplicate", "decontaminate", "write")
-NAME = "manifest.json"
 _PACKAGES = ("colonnade", "datatrove", "ftfy", "numpy", "tokenizers", "zstandard", "pyarrow", "warcio", "trafilatura")
 _IDENTIFIERS = {"cld2": "pycld2", "lingua": "lingua-language-detector"}
 _SAMPLES = 12
@@ -44,7 +44,7 @@ class WriteManifest(PipelineStep):
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Writes manifest.json; gives nothing."""
         content = manifest(self.recipe, self.plan, self.setting.folder)
-        with written(self.setting.folder / NAME) as stream:
+        with written(self.setting.folder / MANIFEST) as stream:
             stream.write((json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
         if self.recipe.deduplicate and self.recipe.deduplicate.index:
             publish(self.recipe.deduplicate, self.plan.identity, self.num_tasks)
@@ -63,7 +63,7 @@ def manifest(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
     totals = {step: merged(found, samples=_SAMPLES) for step, found in tallies.items() if found}
     outputs = [entry for _, entries in sorted(totals["write"].metadata.items()) for entry in entries]
     return {
-        "colonnade": "data clean",
+        "colonnade": COMMAND,
         "identity": plan.identity,
         "versions": versions(recipe),
         "recipe": hidden(recipe.model_dump(mode="json", exclude_none=True)),
@@ -126,14 +126,14 @@ def versions(recipe: Recipe) -> dict[str, str]:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a run that is done. Raises DataError where there is none."""
-    path = folder / NAME
+    path = folder / MANIFEST
     if not path.is_file():
         unfinished = run_file(folder).exists()
         advice = "Its run has not finished: start it again." if unfinished else "Name the write.folder of a run."
-        raise DataError(f"{folder} has no {NAME}. {advice}")
+        raise DataError(f"{folder} has no {MANIFEST}. {advice}")
     try:
         content: dict[str, Any] = json.loads(path.read_bytes())
-        if content["colonnade"] != "data clean":
+        if content["colonnade"] != COMMAND:
             raise KeyError("colonnade")
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is no manifest of `colonnade data clean` ({error}). Name another folder.") from error

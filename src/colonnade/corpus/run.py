@@ -20,9 +20,9 @@ from colonnade.atomic import remove_partial
 from colonnade.config.numbers import counted, size_of_text
 from colonnade.corpus.executors import local_executor, ray_executor, slurm_executor
 from colonnade.corpus.filters import list_of, urls_of
-from colonnade.corpus.folders import told_aside
+from colonnade.corpus.folders import MANIFEST, told_aside
 from colonnade.corpus.language import check_language
-from colonnade.corpus.manifest import NAME, read_manifest
+from colonnade.corpus.manifest import read_manifest
 from colonnade.corpus.needs import log_folder, missing_tasks, require
 from colonnade.corpus.plan import Plan, keep_plan, make_plan, run_file, tokenizers_of
 from colonnade.corpus.progress import so_far
@@ -79,7 +79,7 @@ def check_named_files(recipe: Recipe, tokenizing: Tokenizing) -> None:
 def check_folder(recipe: Recipe) -> None:
     """Raises DataError where the result would stand among files that are no run's."""
     folder = Path(recipe.write.folder)
-    foreign = [name for name in (*recipe.parts, *OWN_FOLDERS, NAME) if name != "state" and _holds(folder / name)]
+    foreign = [name for name in (*recipe.parts, *OWN_FOLDERS, MANIFEST) if name != "state" and _holds(folder / name)]
     if foreign and not run_file(folder).exists():
         raise DataError(
             f"write.folder = {folder} holds {', '.join(foreign)}, and no run that these are of: the result would "
@@ -132,7 +132,7 @@ def submit(recipe: Recipe, planned: list[CleaningStage], folder: Path) -> str:
             remember_jobs(folder, jobs)
     if not jobs:
         return _nothing_left(folder)
-    return f"{len(jobs)} jobs are submitted (see `squeue`). The last one writes {folder / NAME}."
+    return f"{len(jobs)} jobs are submitted (see `squeue`). The last one writes {folder / MANIFEST}."
 
 
 @contextlib.contextmanager
@@ -188,7 +188,7 @@ def summary(folder: Path, seconds: float | None) -> str:
 
 
 def _nothing_left(folder: Path) -> str:
-    return f"nothing is left to do: {folder / NAME} is there."
+    return f"nothing is left to do: {folder / MANIFEST} is there."
 
 
 def _most_dropped(steps: Mapping[str, Any]) -> str:
