@@ -18,6 +18,7 @@ from colonnade.launch import launch
 from colonnade.launch.agreement import settings
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.optim.loss_scale import LossScale
 from colonnade.train import loop
 from colonnade.train.best import Best
 from colonnade.train.divergence import Diverged, LossWatch
@@ -300,7 +301,7 @@ def test_each_of_several_losses_is_told_by_its_name() -> None:
 def test_the_last_word_of_a_run_names_its_best_checkpoint(
     corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, state = tiny.config(corpus, tmp_path), SimpleNamespace(step=6)
+    config, state = tiny.config(corpus, tmp_path), SimpleNamespace(step=6, skipped=5)
     for best in (Best(4, 1.25), None):
         told, found = Told(), best
         monkeypatch.setattr(loop.recovery, "best", lambda config, found=found: found)
@@ -310,6 +311,16 @@ def test_the_last_word_of_a_run_names_its_best_checkpoint(
         assert told.of("finished") == [
             {"step": 6, **({"best": "step_00000004", "validation_loss": 1.25} if best else {})}
         ]
+
+
+def test_a_run_that_has_changed_no_weight_says_so(corpus: TinyCorpus, tmp_path: Path) -> None:
+    told, state = Told(), SimpleNamespace(step=6, skipped=6, loss_scale=LossScale(2.0**26, window=1000))
+    loop._finish(tiny.config(corpus, tmp_path), state, told)  # type: ignore[arg-type]
+    assert told.said[0] == (
+        "No step has changed a weight: the fp16 gradients of each overflowed. The loss scale is halved each time, and "
+        "is 6.7e+07 now. Raise train.steps, or begin in another run.folder with a lower train.loss_scale."
+    )
+    assert told.said[1].startswith("Finished 6 steps.")
 
 
 @pytest.mark.parametrize("saves", [True, False])

@@ -47,6 +47,14 @@ def test_a_line_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     ]
 
 
+def test_a_step_that_changed_no_weight_is_told_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = {"step": 1, "loss": 1.0, "learning_rate": 0.1, "tokens": 64, "loss_scale": 2.0**31, "skipped_steps": 1}
+    monitor(tmp_path).step(line, 0.5)
+    assert capsys.readouterr().out == (
+        "step   1/100  loss 1.0000  lr 1.00e-01  overflow, no update (loss scale 2.1e+09)  128 tokens/s  0:00:50 left\n"
+    )
+
+
 def test_the_last_step_is_told_whatever_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = monitor(tmp_path, steps=13)
     for step in range(1, 14):

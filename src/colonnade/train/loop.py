@@ -3,7 +3,6 @@
 main ─▶ join the ranks ─▶ folder, data, state, newest checkpoint ─▶ each step: train_step, evaluate, record, save
 """
 
-import math
 import signal
 import sys
 import time
@@ -340,7 +339,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
         "loss": result.loss,
         **_each_loss(state, result),
         "learning_rate": result.learning_rate,
-        "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else 0.0,
+        **({} if result.skipped else {"grad_norm": result.grad_norm}),
         "tokens": state.samples * curriculum.unit * config.model.sequences,
     }
     if state.loss_scale.is_dynamic:
@@ -423,6 +422,12 @@ def _finish(config: Config, state: TrainState, monitor: Monitor) -> None:
     best = recovery.best(config)
     found = {} if best is None else {"best": folder_name(best.step), LOSS: best.validation_loss}
     monitor.event("finished", step=state.step, **found)
+    if state.skipped == state.step > 0:
+        monitor.say(
+            "No step has changed a weight: the fp16 gradients of each overflowed. The loss scale is halved each time, "
+            f"and is {state.loss_scale.value:.2g} now. Raise train.steps, or begin in another run.folder with a lower "
+            "train.loss_scale."
+        )
     named = "" if best is None else f"; its best checkpoint is {folder_name(best.step)} ({best})"
     monitor.say(f"Finished {counted(state.step, 'step')}. The run is in {config.run.folder}{named}.")
 

@@ -1,9 +1,9 @@
 """What a run tells while it goes on: progress lines, metrics.jsonl, thermometers.jsonl, events.jsonl, trackers.
 
 Rank 0 writes; every other rank has a `Monitor` that does nothing. metrics.jsonl has one object a step,
-thermometers.jsonl one a measured step. A resumed run first cuts off what lies after its checkpoint, and of a step that
-is written twice keeps what was written last, so that a file is what an uninterrupted run would have written (but for
-times).
+thermometers.jsonl one a measured step; a step that fp16 skipped has no gradient norm. A resumed run first cuts off what
+lies after its checkpoint, and of a step that is written twice keeps what was written last, so that a file is what an
+uninterrupted run would have written (but for times).
 """
 
 import json
@@ -169,13 +169,20 @@ class Monitor:
             f"step {line['step']:>{width}}/{self._steps}",
             f"loss {line['loss']:.4f}",
             f"lr {line['learning_rate']:.2e}",
-            f"grad {line['grad_norm']:.2f}",
+            _update(line),
             f"{self._tokens_per_step / pace:,.0f} tokens/s",
         ]
         if "mfu" in line:
             parts.append(f"MFU {line['mfu']:.1%}")
         parts.append(f"{timedelta(seconds=round((self._steps - line['step']) * pace))} left")
         return "  ".join(parts)
+
+
+def _update(line: Mapping[str, Any]) -> str:
+    """What a step changed the weights by; one that changed none has no gradient norm."""
+    if "grad_norm" in line:
+        return f"grad {line['grad_norm']:.2f}"
+    return f"overflow, no update (loss scale {line['loss_scale']:.2g})"
 
 
 def write_event(run: Path, kind: str, **details: Any) -> None:
