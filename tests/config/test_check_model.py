@@ -24,6 +24,7 @@ folder = "r"
 [parallel]
 {parallel}
 """
+YARN = 'position = "rotary"\nrotary.scaling = "yarn"\nrotary.factor = 4.0\nrotary.original_length = 4096'
 
 
 def problems(model: str, parallel: str = "") -> list[str]:
@@ -70,6 +71,15 @@ def test_the_share_of_a_head_that_is_turned_is_no_feature_short() -> None:
             "",
             "low_frequency_factor = 4 is not below high_frequency_factor = 4",
         ),
+        *(
+            (f"{YARN}\nrotary.base = {base}", "", f"model.rotary.base = {base:g} does not go with model.rotary.scaling")
+            for base in (1.0, 0.5)
+        ),
+        (
+            f"{YARN}\nrotary.beta_fast = 1.0\nrotary.beta_slow = 32.0",
+            "",
+            "beta_fast = 1 is below beta_slow = 32: angles between them are blended. YaRN has 32 and 1.",
+        ),
         ('kind = "bert"\nwindow = 4', "", 'window = 4 does not go with model.kind = "bert"'),
         ('kind = "bert"\nposition = "alibi"', "", 'position = "alibi"'),
         ('kind = "bert"\nhead = "choice"\nnum_labels = 1', "", 'num_labels is 1, and model.head = "choice" needs 2'),
@@ -98,7 +108,9 @@ def test_one_message(model: str, parallel: str, words: str) -> None:
         ('position = "rotary"\nhead_dim = 6\nrotary.base = 500000.0', ""),
         ('position = "learned"\nhead_dim = 7', ""),
         ('position = "rotary"\nrotary.scaling = "linear"\nrotary.factor = 4.0', ""),
-        ('position = "rotary"\nrotary.scaling = "yarn"\nrotary.factor = 4.0\nrotary.original_length = 4096', ""),
+        (YARN, ""),
+        (f"{YARN}\nrotary.beta_fast = 4.0\nrotary.beta_slow = 4.0", ""),
+        ('position = "rotary"\nrotary.scaling = "linear"\nrotary.factor = 4.0\nrotary.base = 1.0', ""),
         ('position = "rotary"\nrotary.share = 0.25\nparallel_residual = true', "tp = 2"),
         ("bias = false\nquery_key_value_bias = true", "tp = 2"),
         ("num_key_value_heads = 3", "tp = 3"),

@@ -85,6 +85,16 @@ def rotary_where_read(config: Config) -> Messages:
             f"model.rotary.low_frequency_factor = {rotary.low_frequency_factor:g} is not below high_frequency_factor = "
             f"{rotary.high_frequency_factor:g}: angles between them are blended. LLaMA 3 has 1 and 4."
         )
+    if rotary.scaling == "yarn" and rotary.base <= 1.0:
+        yield (
+            f'model.rotary.base = {rotary.base:g} does not go with model.rotary.scaling = "yarn", whose ramp needs '
+            "angles that fall from plane to plane: with a base above 1 they do. Models have 10000 and more."
+        )
+    if rotary.scaling == "yarn" and rotary.beta_fast < rotary.beta_slow:
+        yield (
+            f"model.rotary.beta_fast = {rotary.beta_fast:g} is below beta_slow = {rotary.beta_slow:g}: angles between "
+            "them are blended. YaRN has 32 and 1."
+        )
 
 
 def parallel_residual_is_pre_norm(config: Config) -> Messages:
