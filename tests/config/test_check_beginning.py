@@ -16,6 +16,7 @@ from tests.runs import saved_steps
 from tests.tiny import TinyCorpus
 
 Loaded = Callable[..., Config]
+YARN = ("model.rotary.scaling=yarn", "model.rotary.factor=2", "model.rotary.original_length=16")
 
 
 def test_what_a_run_has_written_begins_another(loaded: Loaded, tmp_path: Path) -> None:
@@ -81,6 +82,31 @@ def test_what_a_run_has_written_begins_another(loaded: Loaded, tmp_path: Path) -
             "like 10, or leave sites out.",
         ),
         (
+            (
+                "model.position=rotary",
+                "model.rotary.scaling=linear",
+                "model.rotary.factor=2",
+                "model.rotary.beta_fast=3",
+            ),
+            'model.rotary.beta_fast = 3 has no effect with model.rotary.scaling = "linear". Leave it out, or set '
+            'scaling = "yarn".',
+        ),
+        (
+            ("model.position=rotary", "model.rotary.original_length=16"),
+            'model.rotary.original_length = 16 has no effect with model.rotary.scaling = "none". Leave it out, or set '
+            'scaling = "yarn" or "llama3".',
+        ),
+        (
+            ("model.position=rotary", "model.rotary.low_frequency_factor=3"),
+            'model.rotary.low_frequency_factor = 3 has no effect with model.rotary.scaling = "none". Leave it out, or '
+            'set scaling = "llama3".',
+        ),
+        (
+            ("model.position=rotary", "model.rotary.scaling=linear"),
+            'model.rotary.scaling = "linear" has no effect without model.rotary.factor: 1 scales nothing. Set factor '
+            "to how many times longer the texts are, or leave scaling out.",
+        ),
+        (
             ("checkpoint.upload_patience=5",),
             "checkpoint.upload_patience = 5 has no effect: checkpoint.upload_to is not set. Set it, or leave "
             "upload_patience out.",
@@ -115,6 +141,9 @@ def test_what_has_no_effect(loaded: Loaded, overrides: tuple[str, ...], message:
         ("lora.rank=0", "parts.frozen=['!*norm*']"),
         ("parts.frozen=['head.*', '!head.norm.*']",),
         ("thermometers.sites=['updates']", "thermometers.every=0"),
+        ("model.position=rotary", "model.rotary.scaling=linear", "model.rotary.factor=1"),
+        ("model.position=rotary", *YARN, "model.rotary.beta_fast=3"),
+        ("model.preset=llama3.1-8b", "model.num_heads=32", "model.rotary.scaling=none", "model.rotary.factor=1"),
         ("checkpoint.upload_to=file:///mnt/run", "checkpoint.upload_patience=5"),
         ("train.init_from_resize=true",),
         ("model.vocab_size=100",),

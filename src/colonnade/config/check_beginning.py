@@ -3,9 +3,14 @@
 Apart from the other checks, as these are of what has been stored too: runs of earlier versions may have begun so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
+from colonnade.config.check_model import NEEDS_LENGTH
+from colonnade.config.model import RotaryConfig
+from colonnade.config.numbers import one_of
 from colonnade.config.parts import NOT, LoraConfig
+from colonnade.config.presets import with_preset
 from colonnade.config.saving import CheckpointConfig
 from colonnade.config.schema import Config
 from colonnade.config.split import parse_split
@@ -135,6 +140,37 @@ def a_teacher_is_asked_about_what_is_read(config: Config) -> Messages:
         )
 
 
+def rotary_scaling_reads_its_keys(config: Config) -> Messages:
+    """A published shape may keep its other numbers under another scaling, and a factor may be 1 on purpose."""
+    rotary = config.model.rotary
+    if config.model.position != "rotary":
+        return
+    published = with_preset({"preset": config.model.preset}).get("rotary", {})
+    for key, scalings in READ_BY.items():
+        value, default = getattr(rotary, key), published.get(key, type(rotary).model_fields[key].default)
+        others = one_of(f'"{each}"' for each in scalings)
+        if rotary.scaling not in scalings and value != default:
+            yield (
+                f'model.rotary.{key} = {value:g} has no effect with model.rotary.scaling = "{rotary.scaling}". Leave '
+                f"it out, or set scaling = {others}."
+            )
+    if rotary.scaling != "none" and "factor" not in rotary.model_fields_set:
+        yield (
+            f'model.rotary.scaling = "{rotary.scaling}" has no effect without model.rotary.factor: 1 scales nothing. '
+            "Set factor to how many times longer the texts are, or leave scaling out."
+        )
+
+
+READ_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "original_length": NEEDS_LENGTH,
+        "low_frequency_factor": ("llama3",),
+        "high_frequency_factor": ("llama3",),
+        "beta_fast": ("yarn",),
+        "beta_slow": ("yarn",),
+    }
+)
+"""Scalings of rotary positions that read a key."""
 BEGINNING_CHECKS = (
     (("optim.warmup_tokens", "optim.decay_tokens"), warmup_tokens_before_decay_end),
     (
@@ -155,6 +191,10 @@ BEGINNING_CHECKS = (
     (tuple(f"lora.{key}" for key in LoraConfig.model_fields), adapters_have_a_rank),
     (("parts.frozen", "lora.rank"), something_is_frozen_before),
     (("thermometers.sites", "thermometers.every"), sites_are_measured),
+    (
+        ("model.preset", "model.position", *(f"model.rotary.{key}" for key in RotaryConfig.model_fields)),
+        rotary_scaling_reads_its_keys,
+    ),
     (("checkpoint.upload_to", "checkpoint.upload_patience"), an_upload_is_waited_for),
     (
         ("distillation.top_k", "divergence.then", "divergence.skip_batches"),
