@@ -167,6 +167,33 @@ def test_what_is_masked_does_not_matter() -> None:
     assert difference <= 1e-12, where
 
 
+@pytest.mark.parametrize("outside", [-1, 37])
+@pytest.mark.parametrize("which", ["tokens", "labels"])
+def test_ids_outside_of_the_vocabulary_are_refused_where_they_count(which: str, outside: int) -> None:
+    """A data source of one's own may have them; they would count as no token, without a word."""
+    case = Case(drop=0.0)
+    batch = global_batch(case, 0)
+    ids = getattr(batch, which).clone()
+    ids[3] = outside
+    with pytest.raises(AssertionError, match="outside of the vocabulary, 0 … 36"):
+        after(case, [replace(batch, loss_mask=torch.ones_like(batch.loss_mask), **{which: ids})])
+
+
+def test_a_label_that_does_not_count_may_be_any_number() -> None:
+    case = Case(drop=0.0)
+    batch = global_batch(case, 0)
+    labels = batch.labels.where(batch.loss_mask > 0, -100)
+    assert after(case, [replace(batch, labels=labels)])[0] == after(case, [batch])[0] and (labels == -100).any()
+
+
+def test_labels_may_count_less_than_one_in_all() -> None:
+    """Only their relative weights matter."""
+    case = Case(drop=0.0)
+    batch = global_batch(case, 0)
+    few = after(case, [replace(batch, loss_mask=batch.loss_mask * 2.0**-12)])[0]
+    assert few.loss == pytest.approx(after(case, [batch])[0].loss, rel=1e-12)
+
+
 def test_a_batch_without_a_single_label_only_decays() -> None:
     case = Case(drop=0.1)
     config, state = fresh(case)

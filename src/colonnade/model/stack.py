@@ -29,7 +29,7 @@ from colonnade.model.transformer import Block, residual_dtype
 from colonnade.randomness import Purpose
 from colonnade.tensor_parallel.cross_entropy import local_logits, output_loss, token_guesses
 from colonnade.tensor_parallel.distillation import SoftTargets, distilled_loss
-from colonnade.tensor_parallel.embedding import VocabParallelEmbedding
+from colonnade.tensor_parallel.embedding import VocabParallelEmbedding, are_tokens
 from colonnade.tensor_parallel.linear import ReplicatedLinear
 from colonnade.tensor_parallel.parallel import Parallel
 
@@ -100,6 +100,9 @@ class Head(nn.Module):
         """Of what the output layer reads, [s, b, h] (sequence parallel: [s/tp, b, h]), and labels [s, b]:
         Σ loss_weights · token loss, []. `soft`: what a teacher says, whose divergence is added.
         """
+        assert are_tokens(labels, self.vocab_size, loss_weights), (
+            f"a label that counts is outside of the vocabulary, 0 … {self.vocab_size - 1}: its loss_mask is not 0"
+        )
         if soft is not None:
             return distilled_loss(
                 y,

@@ -16,6 +16,16 @@ from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.rows import add_rows_
 
 
+def are_tokens(ids: Tensor, vocab_size: int, weights: Tensor | None = None) -> bool:
+    """Whether all ids lie in the vocabulary, but for those of weight 0. On CUDA, where the host would wait for the
+    answer, nobody asks.
+    """
+    if ids.is_cuda or ids.is_meta or not ids.numel():
+        return True
+    lowest, highest = (ids if weights is None else ids.where(weights != 0, 0)).aminmax()
+    return int(lowest) >= 0 and int(highest) < vocab_size
+
+
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, rows: Tensor, mine: Tensor) -> Tensor:
@@ -46,6 +56,9 @@ class VocabParallelEmbedding(nn.Module):
 
         Sequence parallel: [s, b] -> [s/tp, b, h]. Forward reduce-scatters [s, b, h]; backward all-gathers [s/tp, b, h].
         """
+        assert are_tokens(tokens, self.vocab_size), (
+            f"a token is outside of the vocabulary, 0 … {self.vocab_size - 1}: it would be read as none"
+        )
         local = tokens - self.parallel.tp.rank * self.weight.shape[0]
         mine = (local >= 0) & (local < self.weight.shape[0])
         return self.parallel.leave(apply(_Lookup, self.weight, local * mine, mine))

@@ -60,7 +60,7 @@ def train_step(
     task = state.task
     counts = all_reduce(torch.stack([task.counts(batch) for batch in microbatches], -1).sum(-1), mesh.reduce)
     scale = state.loss_scale.value
-    inputs = [task.inputs(batch, scale / counts.clamp(min=1.0), train.seed) for batch in microbatches]
+    inputs = [task.inputs(batch, scale / counts.where(counts > 0, 1.0), train.seed) for batch in microbatches]
     if state.teacher is not None:
         inputs = state.teacher.teach(microbatches, inputs, scale)
 
