@@ -9970,6 +9970,20 @@ MUTATIONS = [
         "False and unfinished_path",
         ("tests/data/test_tokenize.py",),
     ),
+    Mutation(
+        "an id behind the vocabulary is a token",
+        "tensor_parallel/embedding.py",
+        "int(lowest) >= 0 and int(highest) < vocab_size",
+        "int(lowest) >= 0",
+        (STEP,),
+    ),
+    Mutation(
+        "a step that fp16 skipped has gradients of norm 0",
+        "train/loop.py",
+        '**({} if result.skipped else {"grad_norm": result.grad_norm}),',
+        '"grad_norm": 0.0 if result.skipped else result.grad_norm,',
+        ("tests/train/test_loop_order.py",),
+    ),
 ]
 
 
