@@ -79,6 +79,10 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
         ("model.num_layer=3", "model.num_layer is not a key: did you mean model.num_layers?"),
         ("train.num_layers=3", "train.num_layers: num_layers belongs to [model]. Write it as model.num_layers."),
         (
+            "model.num_experts=4",
+            "model.num_experts is not a key: there is no mixture of experts here. Leave it out.",
+        ),
+        (
             "run.seq_length=[3]",
             "run.seq_length: seq_length belongs to [model] and [curriculum]. Write it as model.seq_length or "
             "curriculum.seq_length.",

@@ -48,6 +48,10 @@ ALSO_CALLED: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# Keys that one might rightly look for, and why they are not here.
+NOT_HERE: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(("num_experts", "num_local_experts"), "there is no mixture of experts here")
+)
 # Values that one might rightly look for, and why they are not here.
 WHY_NOT: Mapping[tuple[str, str], str] = MappingProxyType(
     {
@@ -129,6 +133,8 @@ def sections_there_are(root: type[BaseModel]) -> str:
 
 def unknown_key(section: str, key: str, root: type[BaseModel] = Config) -> Problem:
     """A key that its section does not have: misplaced, misspelled, another program's word, or nonsense."""
+    if key in NOT_HERE:
+        return Problem(f"{section}.{key} is not a key: {NOT_HERE[key]}. Leave it out.", ())
     meant = meant_by(key, section, root)
     elsewhere = [name for name in meant if short(name) == key]
     if elsewhere:
