@@ -152,6 +152,16 @@ def test_a_run_that_is_to_stop_says_how_to_return_by_hand() -> None:
         assert told == f"step 102 {found.reason}: the run has diverged. {what} {again}"
 
 
+@pytest.mark.parametrize("policy", [DivergenceConfig(), POLICY], ids=["stops", "rolls back"])
+def test_at_the_first_step_the_weights_that_a_run_began_with_are_too_large(policy: DivergenceConfig) -> None:
+    found = Divergence(1, 1, "has loss nan and gradient norm nan")
+    assert refused(found, [], [], policy) == (
+        "step 1 has loss nan and gradient norm nan: the run has diverged. No step has changed a weight before: those "
+        "that the run began with are too large. Lower model.init_std, or mend the weights of train.init_from, and "
+        "start again in another run.folder."
+    )
+
+
 def test_batches_that_were_passed_over_behind_the_checkpoint_are_not_taken_again() -> None:
     """A rollback by hand takes the place of those to its step, and the run's own comes behind them."""
     found, stop = Divergence(102, 100, "x"), POLICY.model_copy(update={"then": "stop"})

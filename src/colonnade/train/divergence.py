@@ -149,7 +149,7 @@ def decide(
     """
     healthy = [step for step in saved if step + policy.healthy_for < found.first]
     remedy = _remedy(found, saved, healthy, past, folder, by_itself=policy.then == "roll_back")
-    if policy.then == "stop":
+    if policy.then == "stop" or found.step == 1:
         raise stopped(found, remedy)
     if not healthy:
         there = f"the oldest of {len(saved)} is of step {min(saved)}" if saved else "there is none"
@@ -199,6 +199,11 @@ def _remedy(
     by_itself: bool,
 ) -> str:
     """What to do. `by_itself`: the run returns without being told to, where it does."""
+    if found.step == 1:
+        return (
+            "No step has changed a weight before: those that the run began with are too large. Lower model.init_std, "
+            "or mend the weights of train.init_from, and start again in another run.folder."
+        )
     again = "Lower optim.learning_rate or lengthen optim.warmup_steps, and start again in another run.folder"
     if not healthy:
         return f"{'What is saved is from before' if saved else 'Nothing was saved'}. {again}."
