@@ -125,7 +125,7 @@ def _write(name: str, model: ModelConfig) -> dict[str, Any]:
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": model.num_heads,
         "intermediate_size": model.ffn,
-        "hidden_act": their_activation(model) if model.activation != "swiglu" else "gelu",
+        "hidden_act": their_activation(model, GELUS),
         "hidden_dropout_prob": model.dropout,
         "attention_probs_dropout_prob": model.attention_dropout,
         "max_position_embeddings": model.seq_length,

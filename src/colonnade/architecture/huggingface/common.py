@@ -27,8 +27,10 @@ def activation(keys: Keys, name: str, default: str, known: Mapping[str, str]) ->
     return known.get(theirs, next(iter(known.values())))
 
 
-def their_activation(model: ModelConfig) -> str:
-    return _THEIRS[model.activation]
+def their_activation(model: ModelConfig, known: Mapping[str, str]) -> str:
+    """The name of a model's activation, or the first that is `known`, where the family cannot have it."""
+    theirs = _THEIRS[model.activation]
+    return theirs if theirs in known else next(iter(known))
 
 
 def standard_deviation(keys: Keys) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
         "n_layer": model.num_layers,
         "n_head": model.num_heads,
         "n_inner": model.ffn,
-        "activation_function": their_activation(model) if model.activation != "swiglu" else "gelu_new",
+        "activation_function": their_activation(model, GELUS),
         "resid_pdrop": model.dropout,
         "embd_pdrop": model.dropout,
         "attn_pdrop": model.attention_dropout,

@@ -123,7 +123,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": model.num_heads,
         "num_key_value_heads": model.key_value_heads,
         "head_dim": model.head_width,
-        "hidden_act": their_activation(model) if model.activation == "swiglu" else "silu",
+        "hidden_act": their_activation(model, GATES),
         "max_position_embeddings": model.seq_length,
         "initializer_range": model.init_std,
         "rms_norm_eps": model.norm_epsilon,

@@ -68,7 +68,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": model.num_heads,
         "intermediate_size": model.ffn,
-        "hidden_act": their_activation(model) if model.activation != "swiglu" else "gelu",
+        "hidden_act": their_activation(model, GELUS),
         "max_position_embeddings": model.seq_length,
         "initializer_range": model.init_std,
         "layer_norm_eps": model.norm_epsilon,
