@@ -8653,6 +8653,13 @@ MUTATIONS = [
         ("tests/launch/test_supervisor.py",),
     ),
     Mutation(
+        "the end of a rank is not seen where it cannot be written down",
+        "launch/board.py",
+        "    with suppress(OSError):\n        _write(file, text)",
+        "    _write(file, text)",
+        ("tests/launch/test_supervisor.py",),
+    ),
+    Mutation(
         "each rank imports for itself",
         "launch/launch.py",
         "return run_on(places, command, file=file, keep=keep, imports=imports, after_a_loss=after_a_loss).status",

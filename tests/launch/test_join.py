@@ -10,7 +10,8 @@ import torch
 
 from colonnade.errors import ConfigError, DataError
 from colonnade.launch import agreement, join, launch
-from colonnade.launch.supervisor import Failure, note_of_failure
+from colonnade.launch.board import note_of_failure
+from colonnade.launch.supervisor import Failure
 from colonnade.mesh.agreement import all_ranks, disagreements, gather_texts
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
@@ -174,6 +175,12 @@ def test_an_error_is_noted_by_its_first_line(folder: Path, text: str, said: str)
     launch.note_failure(RuntimeError(text))
     found = note(folder)
     assert found is not None and found["said"] == f"RuntimeError: {said}"
+
+
+def test_an_error_stays_itself_where_it_cannot_be_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(launch.FOLDER, str(folder / "gone"))
+    launch.note_failure(DataError("x"))
+    assert list(folder.iterdir()) == []
 
 
 def test_nobody_is_told_where_nobody_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

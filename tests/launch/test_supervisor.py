@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from colonnade.launch import supervisor
-from colonnade.launch.board import FolderBoard, explanation_file, report_file
+from colonnade.launch.board import FolderBoard, explanation_file, note_of_failure, report_file
 from colonnade.launch.launch import run_on
 from colonnade.launch.supervisor import (
     CRASH,
@@ -46,7 +46,7 @@ def rank(tmp_path: Path) -> Iterator[Make]:
             for name, text in (("output", printed), ("errors", said)):
                 streams.append(files.enter_context((tmp_path / f"{name}{number}").open("w+b", buffering=0)))
                 streams[-1].write(text.encode())
-            note, process = supervisor.note_of_failure(tmp_path, number), SimpleNamespace(pid=-1)
+            note, process = note_of_failure(tmp_path, number), SimpleNamespace(pid=-1)
             return _Rank(number, process, streams[0] if number else None, streams[1], note, status, ended)  # type: ignore[arg-type]
 
         yield make
@@ -206,6 +206,15 @@ def test_who_waits_for_a_rank_that_has_ended_badly_is_told_how(
     run._await(ended)
     assert FolderBoard(tmp_path).ended() == ({1: _how(status)} if noted else {})
     assert (ended.status, run.events.get(timeout=10)) == (status, ended)
+
+
+def test_the_end_of_a_rank_is_seen_though_it_cannot_be_written_down(rank: Make, tmp_path: Path) -> None:
+    """As on a disk that is full."""
+    ended = rank(1, None)
+    ended.process = SimpleNamespace(pid=-1, wait=lambda: 3)  # type: ignore[assignment]
+    run = of(tmp_path / "gone", ended)
+    run._await(ended)
+    assert (ended.status, run.events.get_nowait()) == (3, ended)
 
 
 def test_ranks_are_waited_for_until_they_have_ended(rank: Make, tmp_path: Path) -> None:

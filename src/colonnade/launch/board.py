@@ -3,6 +3,7 @@
 The supervisor reads the folder too; so nothing here imports torch.
 """
 
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -100,7 +101,18 @@ def report_file(folder: Path, rank: int) -> Path:
 
 def note_end(folder: Path, rank: int, how: str) -> None:
     """For the supervisor: say to all ranks how one of them has ended."""
-    _write(folder / f"rank{rank}.ended", how)
+    note(folder / f"rank{rank}.ended", how)
+
+
+def note_of_failure(folder: Path, rank: int) -> Path:
+    """The file in which a rank notes its uncaught exception: a `Failure`."""
+    return folder / f"rank{rank}.failed"
+
+
+def note(file: Path, text: str) -> None:
+    """Tell others of an end by this file; on a full disk they learn of it later, and the end is not held up."""
+    with suppress(OSError):
+        _write(file, text)
 
 
 def explanation_file(folder: Path, rank: int) -> Path:

@@ -30,11 +30,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from colonnade.errors import LayoutError, mistake
-from colonnade.launch.board import Board, FolderBoard, StoreBoard
+from colonnade.launch.board import Board, FolderBoard, StoreBoard, note, note_of_failure
 from colonnade.launch.devices import check_threads, choose_device
 from colonnade.launch.elastic import is_shared, store_of_start
 from colonnade.launch.freed_memory import keep_freed_memory
-from colonnade.launch.supervisor import Ended, Failure, Supervisor, note_of_failure
+from colonnade.launch.supervisor import Ended, Failure, Supervisor
 
 if TYPE_CHECKING:
     import torch
@@ -347,10 +347,9 @@ def note_failure(error: BaseException | None) -> None:
     """
     if FOLDER not in os.environ or not isinstance(error, Exception):
         return
-    note = note_of_failure(Path(os.environ[FOLDER]), rank_and_size()[0])
-    if not note.exists():
-        note.with_suffix(".new").write_text(Failure(time.monotonic(), mistake(error), _first_line(error)).to_json())
-        note.with_suffix(".new").rename(note)
+    file = note_of_failure(Path(os.environ[FOLDER]), rank_and_size()[0])
+    if not file.exists():
+        note(file, Failure(time.monotonic(), mistake(error), _first_line(error)).to_json())
 
 
 def _first_line(error: Exception) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO
 
-from colonnade.launch.board import explanation_file, note_end, report_file
+from colonnade.launch.board import explanation_file, note_end, note_of_failure, report_file
 from colonnade.launch.explanation import together
 from colonnade.launch.fork_server import forget
 from colonnade.launch.guard import line_of
@@ -50,11 +50,6 @@ MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGTSTP)  # nohup and the like stay in f
 CRASH, MISTAKE, EXCEPTION, WAIT = range(4)  # failures, from cause to consequence
 USER_MISTAKE = 2  # the exit status of a ColonnadeError
 STUCK = 75  # the exit status of a rank that has waited too long and has explained for whom (sysexits.h: try again)
-
-
-def note_of_failure(folder: Path, rank: int) -> Path:
-    """The file in which a rank notes its uncaught exception: a `Failure`."""
-    return folder / f"rank{rank}.failed"
 
 
 @dataclass(frozen=True)
