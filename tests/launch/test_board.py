@@ -1,5 +1,8 @@
 """What ranks pin up for each other."""
 
+import os
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -41,6 +44,16 @@ def test_who_reads_a_report_reads_one_of_them(tmp_path: Path) -> None:
         board.post(0, "a new report")
         assert reader.read() == "an old report, which is the longer one"
     assert board.read(0) == "a new report" and [path.name for path in tmp_path.iterdir()] == ["rank0.report"]
+
+
+def test_what_is_pinned_up_is_the_same_in_any_locale(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from colonnade.launch.board import FolderBoard\n"
+        "board = FolderBoard(Path(sys.argv[1])); board.post(0, 'L\\xfccke'); assert board.read(0) == 'L\\xfccke'"
+    )
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-X", "utf8=0", "-c", program, str(tmp_path)], env=environment, check=True)
+    assert report_file(tmp_path, 0).read_bytes() == "Lücke".encode()
 
 
 def test_who_has_ended_is_read_with_how_whatever_its_number(tmp_path: Path) -> None:

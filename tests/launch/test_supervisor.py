@@ -119,6 +119,13 @@ def test_what_is_shown_of_a_failure(
     assert capsys.readouterr().err == shown.removesuffix("Run it again.\n")
 
 
+def test_a_rank_that_waited_in_vain_is_named_though_nobody_could_explain(
+    rank: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert of(tmp_path, lost := rank(1, STUCK))._show_cause(lost, STUCK) == STUCK
+    assert capsys.readouterr().err == "rank 1 waited too long\n"
+
+
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("shown", ["", "a warning\n"])
 def test_of_a_failure_that_is_shown_which_was_not_yet(

@@ -291,6 +291,17 @@ def test_a_lost_board_does_not_keep_a_rank(answer: Callable[[], None]) -> None:
         assert "\nThe limit is train.timeout = 0.3 seconds.\n" in said
 
 
+def test_a_rank_that_cannot_write_what_it_waits_for_leaves_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that is full."""
+    ended = list[int]()
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(reporter, "_GATHER", 0.0)
+    Watch(paper_mesh(Layout(tp=2), 0), 0.3, FolderBoard(tmp_path / "gone"))._end()
+    assert ended == [STUCK]
+
+
 class Work:
     """An operation on a device that a test decides about."""
 

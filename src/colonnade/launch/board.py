@@ -46,7 +46,7 @@ class FolderBoard:
 
     def read(self, rank: int) -> str | None:
         file = report_file(self.folder, rank)
-        return file.read_text() if file.exists() else None
+        return file.read_text(encoding="utf-8") if file.exists() else None
 
     def raise_alarm(self) -> None:
         (self.folder / ALARM).touch()
@@ -56,7 +56,7 @@ class FolderBoard:
 
     def ended(self) -> dict[int, str]:
         notes = self.folder.glob("rank*.ended")
-        return {int(note.stem.removeprefix("rank")): note.read_text() for note in notes}
+        return {int(note.stem.removeprefix("rank")): note.read_text(encoding="utf-8") for note in notes}
 
     def explain(self, rank: int, text: str) -> bool:
         _write(explanation_file(self.folder, rank), text)
@@ -123,5 +123,5 @@ def explanation_file(folder: Path, rank: int) -> Path:
 def _write(file: Path, text: str) -> None:
     """All of it or nothing, whoever reads meanwhile."""
     new = file.with_name(f"{file.name}.new")
-    new.write_text(text)
+    new.write_text(text, encoding="utf-8")
     new.rename(file)

@@ -113,7 +113,7 @@ class _Rank:
 
     def failure(self) -> Failure | None:
         """What the rank has raised, if it has."""
-        return Failure(**json.loads(self.note.read_text())) if self.note.exists() else None
+        return Failure(**json.loads(self.note.read_text(encoding="utf-8"))) if self.note.exists() else None
 
     def text(self, stream: IO[bytes], start: int = 0) -> bytes:
         return os.pread(stream.fileno(), os.fstat(stream.fileno()).st_size - start, start)
@@ -329,7 +329,7 @@ class Supervisor:
             return f"rank {cause.number} raised {failure.said}"
         if status == STUCK:
             explained = explanation_file(self.folder, cause.number)
-            first = explained.read_text().partition("\n")[0] if explained.exists() else ""
+            first = explained.read_text(encoding="utf-8").partition("\n")[0] if explained.exists() else ""
             return first or f"rank {cause.number} waited too long"
         if status is not None and by_itself:
             return _killed(cause.number, -status) if status < 0 else f"rank {cause.number} {_how(status)}"
@@ -348,7 +348,7 @@ class Supervisor:
         if status != STUCK:
             self._show_error(cause, status)
         if self._is_silent(cause):
-            self._show_explanations()
+            self._show_explanations(self._in_words(cause, True) if status == STUCK else "")
             self._show(_line(self.after_a_loss()))
         return status if status > 0 else 128 - status
 
@@ -380,11 +380,10 @@ class Supervisor:
         """Whether a rank has said something lately: one that stands still itself will explain nothing."""
         return rank in self.reports and time.monotonic() - self.reports[rank][1] < LATELY
 
-    def _show_explanations(self) -> None:
+    def _show_explanations(self, otherwise: str) -> None:
         files = {rank.number: explanation_file(self.folder, rank.number) for rank in self.ranks}
-        texts = {rank: file.read_text() for rank, file in files.items() if file.exists()}
-        if texts:
-            self._show(f"{together(texts)}\n".encode())
+        texts = {rank: file.read_text(encoding="utf-8") for rank, file in files.items() if file.exists()}
+        self._show(_line(together(texts) if texts else otherwise))
 
     def _await_the_raised(self) -> None:
         """Ranks that have raised are on their way out: Python with torch takes a second or two to end, and its exit

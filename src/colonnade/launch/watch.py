@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count, islice
 from types import TracebackType
@@ -26,7 +27,7 @@ from typing import Self
 import torch.distributed as dist
 
 from colonnade.launch.board import Board
-from colonnade.launch.explanation import Operation, Report, explain
+from colonnade.launch.explanation import Operation, Picture, Report, explain
 from colonnade.launch.reporter import IN_ORDER, Reporter
 from colonnade.launch.supervisor import STUCK
 from colonnade.mesh.ledger import Entry, Ledger
@@ -90,12 +91,16 @@ class Watch:
     def _end(self) -> None:
         """Explain, and leave."""
         picture = replace(self._reporter.gather(), limit=self.timeout)
+        with suppress(OSError):  # as on a full disk: the status alone says that it has waited too long
+            self._tell(picture)
+            sys.stdout.flush()
+        os._exit(STUCK)
+
+    def _tell(self, picture: Picture) -> None:
         text = explain(self.mesh.rank, picture)
         if not self.board.explain(self.mesh.rank, text):
             os.write(2, f"{text}\n".encode())  # standard error: the program may hold the lock of Python's stream
             self._end_silent([picture.reports[rank] for rank in picture.silent])
-        sys.stdout.flush()
-        os._exit(STUCK)
 
     def _end_silent(self, reports: Collection[Report]) -> None:
         """End ranks of this machine that stand still: a launcher would ask them first, and wait for an answer."""
