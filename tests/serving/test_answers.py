@@ -15,6 +15,7 @@ import tokenizers
 
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ConfigError
+from colonnade.generation.sample import Generated
 from colonnade.serving import answers, ranks
 from colonnade.serving.answers import Writing
 from colonnade.serving.ranks import RanksEnded, RemoteModel
@@ -72,15 +73,16 @@ def test_what_ends_a_text_is_what_the_checkpoint_says(monkeypatch: pytest.Monkey
     monkeypatch.setattr(answers, "generate", lambda *_, stop, **__: asked.append(stop) or iter(()))
     tokenizer = Tokenizer.from_json(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
     trained: Any = SimpleNamespace(stop=frozenset((7, 9)), stages=None, tokenizer=tokenizer)
-    assert list(answers._growing(trained, Writing([1], tokens=6))) == [""] and asked == [{7, 9}]
+    assert list(answers._growing(trained, Writing([1], tokens=6))) == [] and asked == [{7, 9}]
 
 
 def test_a_text_is_drawn_as_its_request_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And ends with what the last token leaves of a character."""
+    """And ends with what the last token leaves of a character, without the token that says that it ends."""
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(answers, "generate", lambda *_, **how: asked.update(how) or iter([SimpleNamespace(token=3)]))
+    made = [Generated(0, 3, None), Generated(0, 4, "stop")]
+    monkeypatch.setattr(answers, "generate", lambda *_, **how: asked.update(how) or iter(made))
     stream = SimpleNamespace(push=lambda token: f"{token} ", finish=lambda: "end")
-    trained: Any = SimpleNamespace(stop=frozenset(), stages=None, tokenizer=SimpleNamespace(stream=lambda: stream))
+    trained: Any = SimpleNamespace(stop=frozenset(), stages=None, tokenizer=SimpleNamespace(stream=lambda **_: stream))
     drawn = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "seed": 7}
     assert list(answers._growing(trained, Writing([1], tokens=6, **drawn))) == ["3 ", "3 end"]  # type: ignore[arg-type]
     assert asked == {"max_new_tokens": 6, "stop": frozenset(), **drawn}

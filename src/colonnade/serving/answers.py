@@ -15,6 +15,7 @@ from colonnade.errors import ConfigError
 from colonnade.evaluation.continuations import Continuation, score
 from colonnade.generation.sample import generate
 from colonnade.generation.sampling import Sampling
+from colonnade.generation.stream import stream_text
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving.trained import Trained
@@ -79,7 +80,7 @@ def _text(trained: Trained, wanted: Writing) -> str:
 
 def _growing(trained: Trained, wanted: Writing) -> Iterator[str]:
     """What is written, token by token, whole each time."""
-    text, stream = "", trained.tokenizer.stream()
+    text = ""
     sampling = Sampling(wanted.temperature, wanted.top_k, wanted.top_p, wanted.seed)
     made = generate(
         trained.stages,
@@ -88,10 +89,9 @@ def _growing(trained: Trained, wanted: Writing) -> Iterator[str]:
         stop=trained.stop,
         **asdict(sampling),
     )
-    for new in made:
-        text += stream.push(new.token)
+    for delta in stream_text(made, trained.tokenizer):
+        text += delta.text
         yield text
-    yield text + stream.finish()
 
 
 def cut_at_first(text: str, ends: Sequence[str]) -> str:
