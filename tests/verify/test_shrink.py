@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from colonnade.config.check import check
 from colonnade.config.schema import Config, ParallelConfig
+from colonnade.errors import ConfigError
 from colonnade.verify.layouts import Capacity, default_set, under
 from colonnade.verify.shrink import SHRUNK, shrunk, sizes_changed
 from tests.verify.test_layouts import config
@@ -91,6 +92,33 @@ def test_a_stream_of_its_own_width_is_one_that_tp_cuts_evenly() -> None:
     small = shrunk(base, [layout])
     assert (small.model.num_heads, small.model.head_dim, small.model.hidden_size) == (6, 8, 9)
     assert check(small.model_copy(update={"parallel": layout})) == []
+
+
+@pytest.mark.parametrize(("width", "share", "expected"), [(40, 0.4, 10), (64, 0.25, 8), (80, 0.05, 40), (6, 1.0, 6)])
+def test_of_smaller_heads_rotary_positions_turn_pairs_too(width: int, share: float, expected: int) -> None:
+    shape = {"num_heads": 4, "hidden_size": 4 * width, "position": "rotary", "rotary": {"share": share}}
+    assert shrunk(config(model=shape), [ParallelConfig(tp=2)]).model.head_width == expected
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"parts": {"frozen": ["blocks.5.*"]}},
+        {"parts": {"frozen": ["embedding.*", "blocks.[01].*", "head.*"]}},
+        {"parts": {"learning_rate": {"blocks.5.mlp.*": 0.1}}},
+        {"lora": {"rank": 4, "targets": ["blocks.4.*"]}},
+    ],
+    ids=["frozen", "all of two", "factors", "adapters"],
+)
+def test_a_block_that_a_pattern_names_stays(more: dict[str, Any]) -> None:
+    model = {"num_layers": 6, "num_heads": 4, "hidden_size": 64}
+    assert shrunk(config(model=model, **more), [ParallelConfig()]).model.num_layers == 6
+    assert shrunk(config(model=model, parts={"frozen": ["blocks.1.*"]}), [ParallelConfig()]).model.num_layers == 2
+
+
+def test_what_the_smaller_model_has_no_room_for_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"of the smaller model of --shrink: lora\.rank = 40 is larger than blocks"):
+        shrunk(config(model={"num_heads": 4, "hidden_size": 64}, lora={"rank": 40}), [ParallelConfig()])
 
 
 @pytest.mark.parametrize(("layers", "expected"), [(12, 2), (1, 1)])

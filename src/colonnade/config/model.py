@@ -36,6 +36,10 @@ class RotaryConfig(Section):
     beta_slow: Annotated[Positive, Since(1.0)] = 1.0
     """[turns] yarn: what turns less often than this in original_length is divided by factor."""
 
+    def width_in(self, head_width: int) -> int:
+        """Features that are turned of a head with so many: share of them, rounded down."""
+        return int(round(head_width * self.share, 3))  # 100 × 0.58 is 57.99999999999999
+
 
 class ModelConfig(Section):
     """The transformer: its shape, and what its layers are made of."""
@@ -159,8 +163,8 @@ class ModelConfig(Section):
 
     @property
     def rotary_width(self) -> int:
-        """Features of a head that rotary positions turn: rotary.share of them, rounded down."""
-        return int(round(self.head_width * self.rotary.share, 3))  # 100 × 0.58 is 57.99999999999999
+        """Features of a head that rotary positions turn."""
+        return self.rotary.width_in(self.head_width)
 
     @property
     def has_query_key_value_bias(self) -> bool:

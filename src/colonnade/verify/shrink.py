@@ -3,22 +3,24 @@
 Depth and width shrink. Everything that is a choice (tied or not, positions, norms, dropout, activation) stays, and so
 do vocabulary, sequence length, batch and data. Whatever cuts the large model evenly cuts the small one:
 
-    layers    as many as the layouts' chunks need, 2 at least; all of them where a layout has explicit cuts; of both
-              stacks, where there are two
+    layers    as many as the layouts' chunks need, 2 at least; all of them where a layout has explicit cuts, or where
+              fewer have none of the weights that a pattern names; of both stacks, where there are two
     heads     a divisor of the heads, two for each tp rank where there are as many; those of keys and values likewise,
               each shared by several queries where it was
-    width     heads × at most 8 features; where head_dim says another width than the residual stream has, as much wider
-              or narrower as it was
+    width     heads × at most 8 features, or as many more as rotary positions need to turn pairs of their share; where
+              head_dim says another width than the residual stream has, as much wider or narrower as it was
     MLP       as much wider than the residual stream as it was
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from colonnade.architecture.parts import trained_architecture
 from colonnade.config.load import build
 from colonnade.config.model import ModelConfig
 from colonnade.config.numbers import divisors
 from colonnade.config.schema import Config, ParallelConfig
+from colonnade.errors import ConfigError
 
 HEAD_DIM = 8
 SHRUNK = (
@@ -39,16 +41,35 @@ def shrunk(base: Config, layouts: Sequence[ParallelConfig]) -> Config:
     shape = _heads(model, cut)
     shape |= _widths(model, shape["num_heads"], cut)
     named = 1 + max(base.distillation.student_layers, default=0)
-    shape["num_layers"] = max(named, _layers(model.num_layers, layouts))
+    depth = {"num_layers": max(named, _layers(model.num_layers, layouts))}
     if model.num_decoder_layers is not None:
-        shape["num_decoder_layers"] = _layers(model.num_decoder_layers, layouts)
+        depth["num_decoder_layers"] = _layers(model.num_decoder_layers, layouts)
     if model.ffn_hidden_size is not None:
         shape["ffn_hidden_size"] = _up(model.ffn_hidden_size * shape["hidden_size"] // model.hidden_size, cut)
+    small = _built(base, shape | depth)
+    if _why_not(small) is None:
+        return small
+    small = _built(base, shape | {key: getattr(model, key) for key in depth})  # patterns may name blocks by number
+    if (why := _why_not(small)) is not None:
+        raise ConfigError(f"of the smaller model of --shrink: {why}")
+    return small
+
+
+def _built(base: Config, shape: Mapping[str, int]) -> Config:
     content = base.model_dump(exclude_none=True, exclude={"model": {"preset"}, "parallel": True})
     content["model"] |= shape
     if base.distillation.student_layers and base.distillation.teacher_hidden_size is None:
-        content["distillation"]["teacher_hidden_size"] = model.hidden_size
+        content["distillation"]["teacher_hidden_size"] = base.model.hidden_size
     return build(content, [], source="the shrunk configuration")
+
+
+def _why_not(config: Config) -> ConfigError | None:
+    """Why this model cannot be trained as [parts] and [lora] say."""
+    try:
+        trained_architecture(config, config.model.vocab_size or 1)
+    except ConfigError as error:
+        return error
+    return None
 
 
 def sizes_changed(before: ModelConfig, after: ModelConfig) -> dict[str, list[int]]:
@@ -68,8 +89,16 @@ def _heads(model: ModelConfig, cut: int) -> dict[str, int]:
     return {"num_heads": heads} | ({} if model.num_key_value_heads is None else {"num_key_value_heads": shared})
 
 
+def _head_width(model: ModelConfig) -> int:
+    least = min(model.head_width, HEAD_DIM)
+    if model.position != "rotary":
+        return least
+    turned = ((width, model.rotary.width_in(width)) for width in range(least, model.head_width))
+    return next((width for width, features in turned if features and features % 2 == 0), model.head_width)
+
+
 def _widths(model: ModelConfig, heads: int, cut: int) -> dict[str, int]:
-    width = min(model.head_width, HEAD_DIM)
+    width = _head_width(model)
     if model.head_dim is None:
         return {"hidden_size": heads * width}
     hidden = heads * width * model.hidden_size // (model.num_heads * model.head_width)
