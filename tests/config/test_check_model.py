@@ -1,5 +1,7 @@
 """Options of [model] that do not go together: one message each, all at once."""
 
+from typing import Any
+
 import pytest
 
 from colonnade.config.load import apply_, build, loads, parse, to_toml
@@ -42,6 +44,20 @@ def test_the_share_of_a_head_that_is_turned_is_no_feature_short() -> None:
     assert width(100, 0.58) == 58 and width(64, 0.4) == 25
     assert all(width(head_dim, n / head_dim) == n for head_dim in range(1, 257) for n in range(1, head_dim + 1))
     assert [width(96, 0.25), width(80, 0.4), width(64, 0.5), width(128, 1.0)] == [24, 32, 32, 128], "as published"
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ({"hidden_size": 2}, r"1 problem\n  - model\.num_heads = 6 does not divide model\.hidden_size = 2"),
+        ({"head_dim": 1}, r'1 problem\n  - model\.position = "rotary" turns pairs of features, and heads are 1 wide'),
+    ],
+)
+def test_of_heads_that_have_no_pair_of_features_no_share_is_proposed(shape: dict[str, int], words: str) -> None:
+    content: Any = parse(BASE.format(model='position = "rotary"\nrotary.share = 0.4', parallel=""), "the file")
+    content["model"] |= shape
+    with pytest.raises(ConfigError, match=words):
+        build(content, [], source="the file")
 
 
 @pytest.mark.parametrize(

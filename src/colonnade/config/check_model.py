@@ -46,12 +46,12 @@ def head_dim_is_even(config: Config) -> Messages:
     model = config.model
     if model.position != "rotary":
         return
-    if model.rotary.share == 1.0 and model.head_width % 2:
+    if model.head_width == 1 or (model.rotary.share == 1.0 and model.head_width % 2):
         yield (
             f'model.position = "rotary" turns pairs of features, and heads are {model.head_width} wide. Use an even '
             "head_dim."
         )
-    if model.rotary.share < 1.0 and (model.rotary_width % 2 or model.rotary_width == 0):
+    elif model.rotary.share < 1.0 and model.head_width and (model.rotary_width % 2 or model.rotary_width == 0):
         yield (
             f"model.rotary.share = {model.rotary.share:g} of heads that are {model.head_width} wide is "
             f"{model.rotary_width} features, and rotary positions turn pairs of them. Use a share that gives an even "
