@@ -30,6 +30,14 @@ def test_the_same_operator_runs_where_its_operands_are(first: str) -> None:
     assert [where(each) for each in found] == [first, second, "device", "host"]
 
 
+def test_numbers_are_numbers_though_a_stand_in_of_their_shape_was_seen_first() -> None:
+    """Masks are made on the CPU, and what is in them is read."""
+    with StandIn("cuda") as place, Recorder(place):
+        stand_in = torch.empty(7, 5, dtype=torch.int64, device=META) * 3
+        numbers = torch.ones(7, 5, dtype=torch.int64) * 3
+    assert stand_in.is_meta and numbers.tolist() == [[3] * 5] * 7
+
+
 @pytest.mark.parametrize(
     ("device", "dtype", "names"),
     [

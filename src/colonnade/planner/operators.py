@@ -181,7 +181,7 @@ def _tensors(values: Any) -> list[Tensor]:
 def _shown(value: Any) -> Any:
     """What decides about an operator's results: of tensors, all but the numbers."""
     if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype, value.storage_offset(), value.is_conj()
+        return value.shape, value.stride(), value.dtype, value.device.type, value.storage_offset(), value.is_conj()
     if isinstance(value, tuple | list):
         return tuple(map(_shown, value))
     return type(value), value
