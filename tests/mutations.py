@@ -8653,6 +8653,13 @@ MUTATIONS = [
         ("tests/launch/test_supervisor.py",),
     ),
     Mutation(
+        "where exit statuses are ignored a failed rank is not seen",
+        "launch/supervisor.py",
+        "            signal.signal(signal.SIGCHLD, signal.SIG_DFL)\n",
+        "",
+        ("tests/launch/test_supervisor.py",),
+    ),
+    Mutation(
         "the end of a rank is not seen where it cannot be written down",
         "launch/board.py",
         "    with suppress(OSError):\n        _write(file, text)",

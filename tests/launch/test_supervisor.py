@@ -269,6 +269,16 @@ def test_how_a_run_has_ended_is_told_and_nothing_of_it_stays(
     assert held() == before and [signal.getsignal(number) for number in PASSED_ON] == handlers
 
 
+def test_the_exit_status_of_a_rank_counts_where_that_of_processes_is_ignored() -> None:
+    """As a parent that ignores SIGCHLD leaves it to all that it starts."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert run_on(range(2), program("sys.exit(3 * rank)")).status == 3
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_of_what_ranks_print_that_of_the_first_is_the_runs_output(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_on(range(2), program("print(f'rank {rank} speaks')")).status == 0
     assert capfd.readouterr().out == "rank 0 speaks\n"

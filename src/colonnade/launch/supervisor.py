@@ -171,6 +171,9 @@ class Supervisor:
     def run(self) -> int:
         """Start the ranks, stay with them until they end, and return the exit status of the run."""
         handlers = {number: signal.getsignal(number) for number in PASSED_ON}
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # inherited: the system then keeps nobody's exit status
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self.files.callback(signal.signal, signal.SIGCHLD, signal.SIG_IGN)
         try:
             for number, handler in handlers.items():
                 if handler != signal.SIG_IGN or number not in MAY_BE_IGNORED:
