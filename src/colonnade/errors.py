@@ -121,6 +121,14 @@ class DataError(ColonnadeError):
 class CheckpointError(ColonnadeError):
     """A checkpoint that is missing, incomplete, damaged, of another model, or from a newer version."""
 
+    @classmethod
+    def of_broken_weights(cls, logits: str) -> "CheckpointError":
+        """Of a model whose `logits`, in words, are no finite numbers."""
+        return cls(
+            f"the model's {logits} are not finite: its weights are broken, as after training that diverged. Use an "
+            "earlier checkpoint, and train on from it with a lower optim.learning_rate."
+        )
+
 
 class CopiesError(CheckpointError):
     """Copies of state that are not equal any more."""

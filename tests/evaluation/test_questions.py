@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from colonnade.data.example_dataset import PairTokens
 from colonnade.data.question_windows import CONTROL_TOKENS, Windows
-from colonnade.errors import DataError
-from colonnade.evaluation.questions import _inputs, prepare
+from colonnade.errors import CheckpointError, DataError
+from colonnade.evaluation.answers import Selection
+from colonnade.evaluation.questions import _inputs, choose, prepare
 from colonnade.examples.squad import Question
 from tests.tasks.examples import WORDS, vocabulary
 
@@ -48,6 +50,16 @@ def test_what_leaves_no_room_is_told_with_the_tokens_that_are_read(tmp_path: Pat
     with pytest.raises(DataError, match=r'question "q" has 5 tokens, and a window of 8 leaves no room'):
         prepare([question(9, WORDS[0])], tokenizer, Windows(max_query_length=5), 8)
     assert prepare([question(9, WORDS[0])], tokenizer, Windows(max_query_length=4), 8)[0].windows == [range(1)]
+
+
+@pytest.mark.parametrize("may_be_none", [True, False])
+def test_a_model_whose_logits_are_no_numbers_answers_nothing(tmp_path: Path, may_be_none: bool) -> None:
+    prepared = prepare([question(1, WORDS[0])], vocabulary(tmp_path), Windows(), 8)
+    logits = np.zeros((1, 8, 2))
+    assert choose(prepared, logits, Selection(), may_be_none=may_be_none)["q"].best[0].text == WORDS[0]
+    logits[0, 3, 1] = np.nan
+    with pytest.raises(CheckpointError, match=r"logits of where answers begin and end are not finite: its weights are"):
+        choose(prepared, logits, Selection(), may_be_none=may_be_none)
 
 
 def test_a_text_of_which_the_tokenizer_makes_nothing_is_told(tmp_path: Path) -> None:

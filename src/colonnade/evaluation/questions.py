@@ -16,7 +16,7 @@ from torch import Tensor
 from colonnade.data.example_dataset import PairTokens
 from colonnade.data.question_windows import CONTROL_TOKENS, Integers, Windows, most_context
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import DataError
+from colonnade.errors import CheckpointError, DataError
 from colonnade.evaluation.answers import Answers, Selection, WindowScores, answers_of
 from colonnade.evaluation.perplexity import Hidden
 from colonnade.evaluation.progress import Progress
@@ -67,7 +67,12 @@ def prepare(questions: Sequence[Question], tokenizer: Tokenizer, windows: Window
 def choose(
     questions: Sequence[Prepared], logits: Logits, selection: Selection, *, may_be_none: bool
 ) -> dict[str, Answers]:
-    """The answers to all questions by id, of what `logits_of` gives, or of a mean of several models' logits."""
+    """The answers to all questions by id, of what `logits_of` gives, or of a mean of several models' logits.
+
+    CheckpointError for logits that are not finite.
+    """
+    if not np.isfinite(logits).all():
+        raise CheckpointError.of_broken_weights("logits of where answers begin and end")
     rows = iter(logits)
     return {
         each.question.name: answers_of(

@@ -17,10 +17,7 @@ from colonnade.randomness import Purpose, stream_keys, uniform
 def choose(logits: NDArray[np.float64], sampling: Sampling, *, prompt: int, position: int) -> int:
     """The token at `position` of the text that continues prompt number `prompt`, given its logits [v]."""
     if not np.isfinite(logits).all():
-        raise CheckpointError(
-            f"the model's logits at position {position:,} are not finite: its weights are broken, as after training "
-            "that diverged. Use an earlier checkpoint, and train on from it with a lower optim.learning_rate."
-        )
+        raise CheckpointError.of_broken_weights(f"logits at position {position:,}")
     if sampling.temperature == 0.0:
         return int(logits.argmax())  # the lowest id of equals
     keys = stream_keys(sampling.seed, Purpose.SAMPLING, last=[prompt])
