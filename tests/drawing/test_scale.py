@@ -140,6 +140,10 @@ def test_words_of_what_is_nearly_the_next_unit() -> None:
         "47 h 54 min",
         "2 d 0 h",
     ]
+    times = (0.9994, 0.9996, 59.94, 59.96, 3599.4, 3599.6)
+    assert [length_of_time(x) for x in times] == ["999 ms", "1 s", "59.9 s", "1 min 00 s", "59 min 59 s", "1 h 00 min"]
+    sizes = (999.4, 999.9, 999_400, -999_600, 999_600_000, 999.6e9)
+    assert [bytes_in_words(x) for x in sizes] == ["999 B", "1 kB", "999 kB", "-1 MB", "1 GB", "1 TB"]
 
 
 def test_words_of_what_is_very_large_or_small_or_no_number() -> None:

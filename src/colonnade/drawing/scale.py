@@ -80,9 +80,9 @@ def length_of_time(seconds: float) -> str:
     """'3 d 4 h', '2 h 05 min', '3 min 20 s', '12.3 s', '4.5 ms'."""
     if not math.isfinite(seconds):
         return "–"
-    if seconds < 1:
+    if seconds < 0.9995:  # what rounds to 1000 ms is a second
         return f"{seconds * 1e3:.3g} ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -93,6 +93,6 @@ def length_of_time(seconds: float) -> str:
 
 def bytes_in_words(size: float) -> str:
     for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(size) >= factor:
+        if abs(size) >= factor * 0.9995:
             return f"{size / factor:.3g} {unit}"
     return f"{size:.0f} B"
