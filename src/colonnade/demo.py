@@ -64,7 +64,7 @@ def main(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         text.write_bytes(lzma.decompress(books().read_bytes()))
-        config.write_text(CONFIG.format(folder=folder, split=BOOKS_SPLIT))
+        config.write_text(CONFIG.format(folder=folder, split=BOOKS_SPLIT), encoding="utf-8")
     except OSError as error:
         raise ColonnadeError(
             f"{folder} cannot be written: {error.strerror} ({error.filename}). Choose another --folder, or fix that."

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -330,13 +331,16 @@ def test_configured_is_the_files_precision(config: Path) -> None:
 
 
 def test_a_serial_run_that_fails_is_no_verdict(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "run_ranks", lambda *_: 2)
-    with pytest.raises(ColonnadeError, match=r"the serial run in fp64 failed \(exit status 2\)"):
-        verification.verify(config, [], ["tp=2"], steps=1)
-    monkeypatch.setattr(launch, "run_ranks", lambda *_: 130)
-    with pytest.raises(SystemExit) as ended:
-        verification.verify(config, [], ["tp=2"], steps=1)
-    assert ended.value.code == 130
+    """Nor one that somebody has asked to end: then nothing more is run."""
+    for status in (2, 128 + signal.SIGKILL, 128 + signal.SIGSEGV):
+        monkeypatch.setattr(launch, "run_ranks", lambda *_, status=status: status)
+        with pytest.raises(ColonnadeError, match=rf"the serial run in fp64 failed \(exit status {status}\)"):
+            verification.verify(config, [], ["tp=2"], steps=1)
+    for status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        monkeypatch.setattr(launch, "run_ranks", lambda *_, status=status: status)
+        with pytest.raises(SystemExit) as ended:
+            verification.verify(config, [], ["tp=2"], steps=1)
+        assert ended.value.code == status
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from colonnade.config.load import TomlTable, load, to_toml
 from colonnade.config.schema import Config, ParallelConfig, TrainConfig
 from colonnade.errors import ColonnadeError, ConfigError, without_credentials
 from colonnade.launch import launch
+from colonnade.launch.supervisor import PASSED_ON
 from colonnade.mesh.layout import Layout
 from colonnade.outputs import json_of
 from colonnade.train.start import complete
@@ -232,11 +233,11 @@ def _run(config: Config, name: str, steps: int, output: Path) -> int:
     num_ranks, started = config.parallel.num_ranks, time.perf_counter()
     _say(f"{name}: {num_ranks} {'rank' if num_ranks == 1 else 'ranks'} on {config.train.device} …")
     file = output.with_suffix(".toml")
-    file.write_text(to_toml(config, credentials=True))  # for its ranks, and removed with this folder
+    file.write_text(to_toml(config, credentials=True), encoding="utf-8")  # for its ranks, and removed with this folder
     command = [sys.executable, "-m", "colonnade", "rank-of-verify", str(file)]
     status = launch.run_ranks(num_ranks, [*command, "--output", str(output), "--steps", str(steps)])
-    if status > 128:
-        raise SystemExit(status)  # ended by a signal, like Ctrl-C
+    if status - 128 in PASSED_ON:
+        raise SystemExit(status)  # asked to end, as by Ctrl-C; a rank that the system killed is a failure
     _say(f"{name}: {'done' if status == 0 else 'failed'} after {time.perf_counter() - started:.1f} s")
     return status
 
