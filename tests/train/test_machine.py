@@ -58,3 +58,20 @@ def test_a_group_of_processes_may_take_what_is_left_below_its_limit(
     }
     monkeypatch.setattr(machine, "_lines", lambda path: files.get(str(path), []))
     assert free_memory(CPU) == free
+
+
+@pytest.mark.parametrize(("used", "free"), [(63, 62), (64, 61), (70, 55), (20, 64)])
+def test_what_files_have_in_memory_is_free(used: int, free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for those of a file system in memory; numbers of used memory may be older than those of files."""
+    files = {
+        "/proc/meminfo": [f"MemTotal: {1 << 30} kB", f"MemAvailable: {1 << 30} kB"],
+        "/proc/self/cgroup": ["0::/"],
+        "/sys/fs/cgroup/memory.max": [str(64 << 30)],
+        "/sys/fs/cgroup/memory.current": [str(used << 30)],
+        "/sys/fs/cgroup/memory.stat": [
+            *(f"anon {1 << 30}", f"file {62 << 30}", f"shmem {1 << 30}"),
+            *(f"inactive_file {60 << 30}", f"active_file {1 << 30}", "workingset_refault_file 7"),
+        ],
+    }
+    monkeypatch.setattr(machine, "_lines", lambda path: files.get(str(path), []))
+    assert free_memory(CPU) == (free << 30, 64 << 30)

@@ -51,16 +51,26 @@ def free_memory(device: torch.device) -> Free | None:
 
 
 def _control_groups() -> list[Free]:
-    """Of each control group (version 2) with a limit that this process is in: containers and batch systems set them."""
+    """Of each control group (version 2) with a limit that this process is in: containers and batch systems set them.
+
+    What files have in memory counts as used there and is taken back where memory is asked for.
+    """
     root, found = Path("/sys/fs/cgroup"), []
     own = next((line.split("::/", 1)[1] for line in _lines(Path("/proc/self/cgroup")) if "::/" in line), "")
     for folder in (root / own, *(root / own).parents):
         limit, used = _lines(folder / "memory.max"), _lines(folder / "memory.current")
         if limit and used and limit[0].isdecimal():
-            found.append((max(int(limit[0]) - int(used[0]), 0), int(limit[0])))
+            kept = max(int(used[0]) - _of_files(_lines(folder / "memory.stat")), 0)
+            found.append((max(int(limit[0]) - kept, 0), int(limit[0])))
         if folder == root:
             break
     return found
+
+
+def _of_files(lines: list[str]) -> int:
+    """[bytes] Of the page cache, by a group's memory.stat; what lies in a file system in memory is not of it."""
+    table = dict(line.partition(" ")[::2] for line in lines)
+    return sum(int(table.get(name, 0)) for name in ("inactive_file", "active_file"))
 
 
 def _lines(path: Path) -> list[str]:
