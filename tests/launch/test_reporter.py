@@ -141,18 +141,28 @@ def test_who_stands_still_is_neither_this_rank_nor_one_that_is_gone(
     assert told_last.explained, "so that nobody takes this rank's end for one without a word"
 
 
-def test_of_a_lost_board_the_first_line_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("Broken pipe\nException raised from sendBytes\nframe #0"), "Broken pipe"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+    ids=["words", "none"],
+)
+def test_of_a_lost_board_the_first_line_is_told(error: Exception, told: str, tmp_path: Path) -> None:
+    """Or what kind of error it is, where it has no words."""
+
     class Lost(FolderBoard):
         tick = 0.0
 
         def post(self, rank: int, report: str) -> None:
-            raise RuntimeError("Broken pipe\nException raised from sendBytes\nframe #0")
+            raise error
 
     mine = of_rank_0([0, 1], Lost(tmp_path), report(0))
     mine.start()
     picture = mine.gather()
     mine.stop(IN_ORDER)
-    assert picture.unread == "Broken pipe" and picture.reports == {0: report(0)}
+    assert picture.unread == told and picture.reports == {0: report(0)}
 
 
 def test_no_more_reports_are_read_than_a_rank_has_time_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

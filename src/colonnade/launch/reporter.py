@@ -75,7 +75,7 @@ class Reporter:
         try:
             use_board()
         except (OSError, RuntimeError) as error:  # the board is lost: with whom it was, a rank may be lost too
-            self._picture = replace(self._picture, unread=str(error).splitlines()[0])
+            self._picture = replace(self._picture, unread=str(error).partition("\n")[0] or type(error).__name__)
 
     def _round(self) -> None:
         step = self.describe("", False).step
