@@ -1,5 +1,6 @@
 """The base of adapters: what is told of one that is another, is gone, or is named where none is needed."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,11 @@ def test_the_same_files_wherever_they_lie_are_the_base() -> None:
     [
         ({"a.safetensors": NEW}, "a.safetensors: 0123456789ab… when the adapters were trained, ba9876543210… now"),
         ({"b.safetensors": NEW}, "b.safetensors: not there when the adapters were trained, ba9876543210… now"),
-        ({"a.safetensors": None}, "a.safetensors: 0123456789ab… when the adapters were trained, not there now"),
     ],
-    ids=["changed", "more", "gone"],
+    ids=["changed", "more"],
 )
-def test_another_base_is_told_file_by_file_as_it_was_and_as_it_is(found: dict[str, str | None], line: str) -> None:
-    there = {name: each for name, each in {**WANTED.files, **found}.items() if each is not None}
+def test_another_base_is_told_file_by_file_as_it_was_and_as_it_is(found: dict[str, str], line: str) -> None:
+    there = {**WANTED.files, **found}
     with pytest.raises(CheckpointError) as told:
         check_base(Path("adapters"), WANTED, Path("elsewhere"), there)
     first, *lines, last = str(told.value).splitlines()
@@ -35,13 +35,39 @@ def test_another_base_is_told_file_by_file_as_it_was_and_as_it_is(found: dict[st
     assert "trained beside '/bases/gpt': put that back, or name where it lies now" in last
 
 
-def test_a_published_base_is_known_by_its_configuration_and_all_files_of_weights(tmp_path: Path) -> None:
-    """Whatever they are called; not by what else lies there."""
-    weights = ["a.safetensors", "a copy of it.safetensors", "pytorch_model.bin"]
-    for name in ("config.json", *weights, "README.md"):
+@pytest.mark.parametrize(
+    ("weights", "others"),
+    [
+        (["a.safetensors", "a copy of it.safetensors"], ["pytorch_model.bin"]),
+        (["model.safetensors"], ["pytorch_model.bin", "tokens.bin", "consolidated.safetensors"]),
+        (["pytorch_model.bin"], ["tokens.bin"]),
+    ],
+    ids=["any", "usual", "pickled"],
+)
+def test_a_published_base_is_known_by_its_configuration_and_the_files_that_are_read(
+    weights: list[str], others: list[str], tmp_path: Path
+) -> None:
+    """Not by what else lies there, whatever it is called."""
+    for name in ("config.json", *weights, *others, "README.md"):
         (tmp_path / name).write_text(name)
     expected = {name: hash_file(tmp_path / name) for name in ("config.json", *weights)}
     assert content_of(tmp_path) == content_together(tmp_path, Mesh().world) == expected
+
+
+def test_files_that_nobody_reads_come_and_go_beside_a_base(tmp_path: Path) -> None:
+    """Those of its weights are what they were, also where a checkpoint of an earlier version names others too."""
+    for name in ("config.json", "model.safetensors", "pytorch_model.bin"):
+        (tmp_path / name).write_text(name)
+    earlier = {name: hash_file(tmp_path / name) for name in os.listdir(tmp_path)}
+    known = [BaseMetadata(path=str(tmp_path), files=files, weights=()) for files in (content_of(tmp_path), earlier)]
+    (tmp_path / "pytorch_model.bin").unlink()
+    (tmp_path / "tokens.bin").touch()
+    for wanted in known:
+        check_base(Path("adapters"), wanted, tmp_path, content_of(tmp_path))
+    (tmp_path / "model.safetensors").write_text("Model.safetensors")
+    for wanted in known:
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: [0-9a-f]{12}… when the adapters were trained"):
+            check_base(Path("adapters"), wanted, tmp_path, content_of(tmp_path))
 
 
 def test_a_base_is_named_only_for_what_needs_one(tmp_path: Path) -> None:

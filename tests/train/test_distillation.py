@@ -293,28 +293,29 @@ def test_what_is_stored_is_known_by_all_that_it_depends_on(
 
 
 def test_what_another_has_said_is_told_with_what_differs(tmp_path: Path) -> None:
-    """Also what only one of both depends on."""
-    now = {"teacher": "a", "seed": 1}
+    """Also what only one of both depends on, but for files that nobody reads, which earlier versions recorded too."""
+    now: dict[str, Any] = {"teacher": {"model.safetensors": "a"}, "seed": 1}
     train_taught._check(tmp_path, now)
     for before, said in (
-        ({"teacher": "b", "seed": 1}, "asks for: teacher differs. Put"),
-        ({"teacher": "a"}, "asks for: seed differs. Put"),
+        ({**now, "teacher": {"model.safetensors": "b"}}, "asks for: teacher differs. Put"),
+        ({"teacher": now["teacher"]}, "asks for: seed differs. Put"),
         ({**now, "top_k": 4, "temperature": 1.0}, "asks for: temperature, top_k differ. Put"),
     ):
         train_taught._write_down(tmp_path, before)
         with pytest.raises(DataError, match=said):
             train_taught._check(tmp_path, now)
-    train_taught._write_down(tmp_path, now)
-    train_taught._check(tmp_path, now)
+    for before in (now, {**now, "teacher": {**now["teacher"], "tokens.bin": "c"}}):
+        train_taught._write_down(tmp_path, before)
+        train_taught._check(tmp_path, now)
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", "3"])
+@pytest.mark.parametrize("content", ["{", "[1]", "3", "{}", '{"teacher": 3}'])
 def test_of_a_store_that_does_not_say_whose_it_is_nothing_is_used(tmp_path: Path, content: str) -> None:
     (tmp_path / "about.json").write_text(content)
     with pytest.raises(
         DataError, match=rf"about\.json cannot be read .*\. Remove {tmp_path} to have the teacher asked"
     ):
-        train_taught._check(tmp_path, {"teacher": "a"})
+        train_taught._check(tmp_path, {"teacher": {}})
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def test_a_base_is_read_by_one_rank_for_all(tmp_path: Path) -> None:
     for name in ("first", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(name)
+        (tmp_path / name / "model.safetensors").write_text(name)
     (tmp_path / "other" / MANIFEST).write_text("{")  # whoever reads it fails
 
     def told(rank: int, num_ranks: int) -> dict[str, str]:
@@ -108,7 +109,7 @@ def test_a_base_is_read_by_one_rank_for_all(tmp_path: Path) -> None:
         return content_together(tmp_path / ("other" if rank else "first"), world)
 
     expected = content_of(tmp_path / "first")
-    assert run_on_ranks(told, 2) == [expected, expected] and list(expected) == ["config.json"]
+    assert run_on_ranks(told, 2) == [expected, expected] and list(expected) == ["config.json", "model.safetensors"]
 
 
 @pytest.mark.parametrize("changed", [0, 1, 2])

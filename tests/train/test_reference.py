@@ -1,6 +1,7 @@
 """The file with what the reference of preferences thinks: read only where it is of the run's own pairs."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,16 @@ def test_a_file_of_before_says_less_and_is_read(lacks: str, tmp_path: Path) -> N
     path = write(tmp_path / "reference.npz", {key: each for key, each in KNOWN.items() if key != lacks}, FOUND)
     found = read(path, KNOWN, PARTS)
     assert {name: each.tolist() for name, each in found.items()} == {name: x.tolist() for name, x in FOUND.items()}
+
+
+@pytest.mark.parametrize(("weights", "is_other"), [({}, False), ({"w": "2"}, True), ("w", True)])
+def test_of_weights_those_files_count_that_are_read(weights: Any, is_other: bool, tmp_path: Path) -> None:
+    """Earlier versions recorded others beside them too."""
+    known = {**KNOWN, "weights": {"w": "1"}}
+    written = {"w": "1", "tokens.bin": "3", **weights} if isinstance(weights, dict) else weights
+    path = write(tmp_path / "reference.npz", {**known, "weights": written}, FOUND)
+    with pytest.raises(DataError, match="of other weights than the run's") if is_other else nullcontext():
+        assert read(path, known, PARTS).keys() == FOUND.keys()
 
 
 @pytest.mark.parametrize("what", list(KNOWN))

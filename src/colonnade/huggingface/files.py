@@ -61,7 +61,7 @@ class Stored:
 def tensors_in(folder: Path) -> dict[str, Stored]:
     """Every tensor of a folder's weights by its name. CheckpointError for what cannot be read."""
     found: dict[str, Stored] = {}
-    for path in _files(folder):
+    for path in weight_files(folder):
         for stored in tensors_of_file(path):
             if stored.name in found:
                 raise CheckpointError(
@@ -73,7 +73,7 @@ def tensors_in(folder: Path) -> dict[str, Stored]:
     return found
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The files that hold the model: one, those of an index, or all that look like it; safetensors before others."""
     for whole, index in ((WHOLE, INDEX), (PICKLED, PICKLED_INDEX)):
         if (folder / whole).exists():

@@ -1,8 +1,8 @@
 """The model beside which adapters are trained: named in their checkpoints, not written again, and never mistaken.
 
 A checkpoint of adapters has what is trained, and which content its base had: the digest of a checkpoint's manifest, or
-the SHA-256 of a published folder's config.json and weights. Going on, evaluating and merging begin with a look whether
-that is what lies there still.
+the SHA-256 of a published folder's config.json and of the files that its weights are read from. Going on, evaluating
+and merging begin with a look whether that is what lies there still.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from colonnade.checkpoint.names import MANIFEST
 from colonnade.checkpoint.schema import clip
 from colonnade.data.sidecar import hash_file
 from colonnade.errors import CheckpointError
+from colonnade.huggingface.files import weight_files
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
 
@@ -48,10 +49,13 @@ class Base:
 
 
 def content_of(path: Path) -> dict[str, str]:
-    """What identifies the weights of a checkpoint or a published folder, by file. Reads all of a published one."""
+    """What identifies the weights of a checkpoint or a published folder, by file. Reads all of a published one.
+
+    CheckpointError for a folder without weights.
+    """
     if (path / MANIFEST).exists():
         return {MANIFEST: read_manifest(path).digest}
-    files = sorted([path / "config.json", *path.glob("*.safetensors"), *path.glob("*.bin")])
+    files = sorted([path / "config.json", *weight_files(path)])
     return {file.name: hash_file(file) for file in files if file.exists()}
 
 
@@ -62,12 +66,20 @@ def content_together(path: Path, ranks: Axis) -> dict[str, str]:
     return {name: digest for digest, _, name in (line.partition(" ") for line in told.splitlines())}
 
 
+def of_same_files(recorded: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str]:
+    """What is `recorded` of the files that are `found`: earlier versions recorded all *.safetensors and *.bin of a
+    published folder, also those that nobody reads, which may come and go.
+    """
+    return {name: digest for name, digest in recorded.items() if name in found}
+
+
 def check_base(what: Path, wanted: BaseMetadata, path: Path, found: Mapping[str, str]) -> None:
     """CheckpointError unless the content `found` at `path` is that beside which the adapters in `what` were trained."""
+    recorded = of_same_files(wanted.files, found)
     lines = [
-        f"{name}: {_short(wanted.files.get(name))} when the adapters were trained, {_short(found.get(name))} now"
-        for name in sorted({*wanted.files, *found})
-        if wanted.files.get(name) != found.get(name)
+        f"{name}: {_short(recorded.get(name))} when the adapters were trained, {_short(found[name])} now"
+        for name in sorted(found)
+        if recorded.get(name) != found[name]
     ]
     if lines:
         raise CheckpointError(

@@ -25,7 +25,7 @@ from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
 from colonnade.tasks.preferences import PreferenceBatch, Preferences
-from colonnade.train.base import content_together
+from colonnade.train.base import content_together, of_same_files
 from colonnade.train.corpus import Corpus
 from colonnade.train.monitor import Monitor
 from colonnade.train.state import TrainState
@@ -104,6 +104,8 @@ def read(path: Path, known: dict[str, Any], parts: dict[str, PreferenceDataset])
             found = {name: arrays[name] for name in parts if name in arrays}
     except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
         raise DataError(f"{path} has no log-probabilities of a reference model ({error}). {_INSTEAD}") from error
+    if "weights" in known and isinstance(about.get("weights"), dict):
+        about["weights"] = of_same_files(about["weights"], known["weights"])
     for what in known:
         if about.get(what, known[what] if what in LATER else None) != known[what]:
             raise DataError(

@@ -34,7 +34,7 @@ from colonnade.model.stack import Head
 from colonnade.tasks.task import Microbatch
 from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.distillation import likeliest
-from colonnade.train.base import content_together
+from colonnade.train.base import content_together, of_same_files
 from colonnade.train.corpus import Corpus
 from colonnade.train.init_from import origin_at
 from colonnade.train.monitor import Monitor
@@ -205,7 +205,8 @@ def _check(folder: Path, about: dict[str, Any]) -> None:
         return
     try:
         before = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        before["teacher"] = of_same_files(before["teacher"], about["teacher"])
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise DataError(f"{file} cannot be read ({error}). Remove {folder} to have the teacher asked again.") from None
     differing = sorted(key for key in {*before, *about} if before.get(key) != about.get(key))
     if differing:
