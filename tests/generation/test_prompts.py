@@ -1,6 +1,7 @@
 """Prompts from a file: what is wrong with it is told by file and line."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,14 @@ def test_a_file_without_prompts_is_one_message(tmp_path: Path, content: str, sai
     file.write_text(content)
     with pytest.raises(DataError, match=said):
         read_prompts(file, "question")
+
+
+@pytest.mark.parametrize(("reads", "what"), [(read_prompts, "prompts"), (read_conversations, "conversations")])
+def test_a_pipe_is_refused(tmp_path: Path, reads: Callable[[Path], object], what: str) -> None:
+    """Whoever reads it second, another rank say, would find nothing."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match=rf"pipe is no plain file, and its {what} are read more than once"):
+        reads(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize(

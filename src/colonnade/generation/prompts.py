@@ -22,6 +22,11 @@ def read_prompts(path: Path, key: str = KEY) -> list[str]:
 def _lines(path: Path, key: str) -> list[tuple[int, str]]:
     """(line from 1, text) of all lines that are not blank."""
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise DataError(
+                f"{path} is no plain file, and its {key}s are read more than once, and by every rank: a pipe has them "
+                "once. Write them to a file, and name that."
+            )
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}. Name a file with a {key} a line.") from None
