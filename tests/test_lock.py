@@ -113,6 +113,32 @@ def test_without_the_kernels_locks_the_dead_of_this_machine_are_known(tmp_path: 
             pass
 
 
+@pytest.mark.parametrize("kind", ["no flock"], indirect=True)
+@pytest.mark.usefixtures("kind")
+def test_of_two_that_see_the_same_dead_holder_one_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one has seen is not what the other removes. The other is this test's parent, as far as the lock can tell."""
+    (tmp_path / "lock").touch()
+    looked = list[Any]()
+
+    def look(folder: Path, *, name: str = "lock") -> Any:
+        found = holder_of(folder, name=name)
+        looked.append(found)
+        if len(looked) == 1:
+            with monkeypatch.context() as other:
+                other.setattr(os, "getpid", os.getppid)
+                with pytest.raises(LockError, match=rf"`the first`.* remove {tmp_path}/lock\.turn\."):
+                    module._take(tmp_path / "lock", "the second", module._Refusal("it", None))
+        return found
+
+    monkeypatch.setattr(module, "holder_of", look)
+    with locked(tmp_path, "the first"):
+        holder = holder_of(tmp_path)
+        assert holder is not None and holder.purpose == "the first"
+    assert looked[0] is None and not list(tmp_path.iterdir())
+
+
 def test_only_one_of_many_gets_it(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom colonnade.lock import locked\n"

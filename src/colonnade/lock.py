@@ -181,21 +181,37 @@ def _take_file(path: Path, purpose: str, refusal: _Refusal) -> Lock:
     descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         _write(path, descriptor, purpose)
-        for _ in range(2):
-            try:
-                os.link(own, path)
-                return Lock(path, descriptor)
-            except FileExistsError:
-                holder = holder_of(path.parent, name=path.name)
-                if holder is not None and not holder.is_dead():
-                    break
-                path.unlink(missing_ok=True)  # empty (made before flock was refused), or of a process that is dead
-        raise refusal.error(path, remove=True)
+        try:
+            os.link(own, path)
+        except FileExistsError:
+            _take_over(own, path, refusal)
+        return Lock(path, descriptor)
     except BaseException:
         os.close(descriptor)
         raise
     finally:
         own.unlink(missing_ok=True)
+
+
+def _take_over(own: Path, path: Path, refusal: _Refusal) -> None:
+    """Link `own` to the lock's name in place of a file that nobody holds. Who does so has a file for its turn: what it
+    has seen of the lock stays true until it removes it.
+    """
+    turn = path.with_name(f"{path.name}.turn")
+    try:
+        os.link(own, turn)
+    except FileExistsError:
+        raise refusal.error(turn, remove=True) from None
+    try:
+        holder = holder_of(path.parent, name=path.name)
+        if holder is not None and not holder.is_dead():
+            raise refusal.error(path, remove=True)
+        path.unlink(missing_ok=True)  # empty (made before flock was refused), or of a process that is dead
+        os.link(own, path)
+    except FileExistsError:
+        raise refusal.error(path, remove=True) from None
+    finally:
+        turn.unlink(missing_ok=True)
 
 
 def _signed(path: Path) -> Holder | None:
