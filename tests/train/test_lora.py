@@ -197,7 +197,7 @@ def test_without_a_base_everything_is_saved(corpus: TinyCorpus, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("lora.rank=17", "lora.rank = 17 is larger than blocks."),
+        ("lora.rank=17", "lora.rank = 17 is larger than blocks.0.attention.qkv is"),
         (
             'lora.targets=["attention.qvk"]',
             'lora.targets has "attention.qvk", which matches no linear layer',

@@ -33,7 +33,7 @@ def with_adapters(architecture: Architecture, lora: LoraConfig) -> Architecture:
     linear = linear_modules(architecture)
     targets = {name for name in linear if any(_matches(name, target) for target in lora.targets)}
     _check_targets(lora, linear)
-    _check_rank(lora, {name: linear[name] for name in targets})
+    _check_rank(lora, {name: weight for name, weight in linear.items() if name in targets})
     _check_masks(lora, architecture, targets)
     buckets = {
         bucket: tuple(_beside(f"{bucket}.", weights, targets, lora.rank))
