@@ -4753,6 +4753,13 @@ MUTATIONS = [
         ("tests/architecture/test_huggingface.py",),
     ),
     Mutation(
+        "a gated T5 that is published without an output layer lacks one",
+        "huggingface/folder.py",
+        "and not model.tie_embeddings and output not in found",
+        "and model.tie_embeddings and output not in found",
+        ("tests/huggingface/test_folder.py",),
+    ),
+    Mutation(
         "a folder of Megatron-LM with the ranks of two checkpoints is read as one",
         "megatron/ranks.py",
         "if len(forms) > 1:",

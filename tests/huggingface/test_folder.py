@@ -1,5 +1,6 @@
 """What is read of a published folder."""
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,6 +105,25 @@ def test_a_t5s_one_table_may_stand_under_all_of_its_names(tmp_path: Path) -> Non
         open_published(tmp_path).check_seconds()
         with pytest.raises(CheckpointError, match=f"has {other} and shared.weight with different numbers"):
             open_published(change(tmp_path, **{other: table + 1})).check_seconds()
+
+
+def test_of_a_gated_t5_the_table_stands_for_an_output_layer_that_the_folder_leaves_out(tmp_path: Path) -> None:
+    """transformers 5 ties the two of every T5, though it scales what goes into that of version 1.0 alone."""
+    saved(tmp_path, "t5, gated, untied")
+    before = load_file(tmp_path / "model.safetensors")
+    found = open_published(tmp_path)
+    assert torch.equal(found.read("head.output.weight"), before["lm_head.weight"])
+    change(tmp_path, less="lm_head")
+    for whole in (True, False):
+        found = open_published(tmp_path, whole=whole)
+        found.check_seconds()
+        assert torch.equal(found.read("head.output.weight"), before["shared.weight"])
+        assert not found.model.tie_embeddings, "its input would be scaled"
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**content, "tie_word_embeddings": False}))
+    with pytest.raises(CheckpointError, match=r"1 tensor is missing: lm_head\.weight"):
+        open_published(tmp_path)
+    assert "head.output.weight" not in open_published(tmp_path, whole=False).sources
 
 
 def test_everything_that_is_wrong_with_a_folder_is_told_at_once(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def open_published(folder: Path, *, whole: bool = True) -> Published:
             f"{folder / CONFIG} describes a model that cannot be read:\n{lines_of(refused.lines)}\n"
             "A key that changes nothing of what the model computes can be removed from it."
         ) from None
-    found = tensors_in(folder)
+    found = _with_output(tensors_in(folder), content, family, model)
     model = family.as_published(model, found)
     family = family.with_head(model.head)
     assert model.vocab_size is not None, "every family reads it"
@@ -143,6 +143,17 @@ def open_published(folder: Path, *, whole: bool = True) -> Published:
         **{key: content[key] for key in TOKEN_IDS if key in content},
     }
     return Published(folder, family, model, model.vocab_size, sources, stored, facts, labels=labels_of(content, model))
+
+
+def _with_output(
+    found: Mapping[str, Readable], content: Mapping[str, Any], family: Family, model: ModelConfig
+) -> Mapping[str, Readable]:
+    """With the token table for an output layer that a folder leaves out as tied, where the two are apart in our model:
+    a T5 1.1, as transformers 5 writes it.
+    """
+    output, table = (f"{family.places[module].names[0]}.weight" for module in ("head.output", "embedding.tokens"))
+    is_left_out = content.get("tie_word_embeddings") is True and not model.tie_embeddings and output not in found
+    return {**found, output: found[table]} if is_left_out and table in found else found
 
 
 def labels_of(content: Mapping[str, Any], model: ModelConfig) -> tuple[str, ...]:
