@@ -404,7 +404,7 @@ MUTATIONS = [
     Mutation(
         "a T5 reads the gaps of a prompt letter by letter",
         "serving/trained.py",
-        "return [*text_with_gaps(self.tokenizer, text), end_and_start(self.tokenizer)[0]]",
+        "return [*text_with_gaps(self.tokenizer, text, control=control), end_and_start(self.tokenizer)[0]]",
         "return [*self.tokenizer.encode(text), end_and_start(self.tokenizer)[0]]",
         ("tests/tasks/test_t5.py",),
     ),
@@ -8725,8 +8725,8 @@ MUTATIONS = [
     Mutation(
         "a T5's prompt has no end",
         "serving/trained.py",
-        "[*text_with_gaps(self.tokenizer, text), end_and_start(self.tokenizer)[0]]",
-        "[*text_with_gaps(self.tokenizer, text)]",
+        "[*text_with_gaps(self.tokenizer, text, control=control), end_and_start(self.tokenizer)[0]]",
+        "[*text_with_gaps(self.tokenizer, text, control=control)]",
         ("tests/serving/test_uses.py",),
     ),
     Mutation(

@@ -57,7 +57,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     def opened(path: Path, **named: Any) -> Iterator[tuple[Any, Any]]:
         named.pop("to_take_less", None)
         told["opened"] = {"path": path, **named}
-        model = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(seq_length=16)))
+        tokenizer = SimpleNamespace(spelled=lambda text: [])
+        model = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(seq_length=16)), tokenizer=tokenizer)
         yield model, SimpleNamespace(rank=told.get("rank", 0))
 
     def check_options(checkpoint: Path, *, more: object, **named: Any) -> None:
@@ -121,11 +122,14 @@ def test_a_text_is_written_on_as_it_was_asked_for(told: Told, tmp_path: Path) ->
     assert told["print_continuations"][2] == ["a", "b"]
     assert told["print_continuations options"] == {
         "chats": None,
+        "control_tokens": False,
         "max_new_tokens": 7,
         "sampling": Sampling(0.5, 3, 0.25, 9),
         "as_json": True,
     }
     (tmp_path / "talks.jsonl").write_text('{"messages": [{"role": "user", "content": "b"}]}\n')
+    here("generate", "run", "--prompt", "a", "--control-tokens")
+    assert told["print_continuations options"]["control_tokens"]
     here("generate", "run", "--messages", tmp_path / "talks.jsonl")
     assert told["print_continuations options"]["chats"] == [[{"role": "user", "content": "b"}]]
     here("generate", "run", "--prompt", "a", "--chat")
@@ -201,7 +205,7 @@ def test_texts_are_read_as_they_were_asked_for(told: Told, tmp_path: Path) -> No
     assert (told["fillings"][2], told["fillings options"]) == (["a", "b"], {"top": 3})
     here("embed", "run", "--text", "a", "--texts", tmp_path / "more.txt", "--batch-size", 3, "--no-normalize")
     assert told["embeddings"][2] == ["a", "b"]
-    assert told["embeddings options"] == {"batch_size": 3, "normalize": False}
+    assert told["embeddings options"] == {"batch_size": 3, "normalize": False, "control_tokens": False}
 
 
 def test_texts_that_lost_their_end_are_told_beside_the_vectors(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:

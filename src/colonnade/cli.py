@@ -18,7 +18,7 @@ from colonnade.cli_change import change
 from colonnade.cli_data import AsJson, data
 from colonnade.cli_evaluate import evaluate
 from colonnade.cli_plan import hardware, plan, rank_of_hardware
-from colonnade.cli_predict import embed, fill_mask, predict
+from colonnade.cli_predict import ControlTokens, embed, fill_mask, predict
 from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision, TensorParallel, Threads, run_on_ranks
 from colonnade.cli_report import report, watch
 from colonnade.cli_slurm import slurm
@@ -222,6 +222,7 @@ def generate(
         Path | None,
         typer.Option(help='A .jsonl of conversations to answer, {"messages": [...]} a line.', show_default=False),
     ] = None,
+    control_tokens: ControlTokens = False,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to add, at most.", min=1)] = 100,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token; 1: as the model says.")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Choose among the k likeliest tokens only; 0: all.")] = 0,
@@ -240,28 +241,27 @@ def generate(
     from colonnade.generation.sampling import Sampling, sampling_problems
     from colonnade.serving.options import all_conversations, all_prompts, check_options, chosen, prompt_problems
 
-    wrong = (*prompt_problems(prompt, prompts, messages), *sampling_problems(temperature, top_k, top_p, seed))
+    wrong = [*prompt_problems(prompt, prompts, messages, chat=chat, control_tokens=control_tokens)]
+    wrong += sampling_problems(temperature, top_k, top_p, seed)
     check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=wrong)
     run_on_ranks(tp * pp, sys.argv[1:])
 
     with imports_stay():
         from colonnade.serving import trained
 
-    with trained.opened(
+    path, fewer = (
         chosen(checkpoint, best),
-        tp=tp,
-        pp=pp,
-        device=device,
-        precision=precision,
-        threads=threads,
-        to_take_less=[f"lower --max-new-tokens (now {max_new_tokens}), or give a shorter --prompt"],
-        base=base,
+        [f"lower --max-new-tokens (now {max_new_tokens}), or give a shorter --prompt"],
+    )
+    with trained.opened(
+        path, tp=tp, pp=pp, device=device, precision=precision, threads=threads, to_take_less=fewer, base=base
     ) as (model, mesh):
         trained.print_continuations(
             model,
             mesh,
             all_prompts(prompt, prompts),
             chats=all_conversations(prompt, prompts, messages) if chat or messages is not None else None,
+            control_tokens=control_tokens,
             max_new_tokens=max_new_tokens,
             sampling=Sampling(temperature, top_k, top_p, seed),
             as_json=as_json,

@@ -26,6 +26,9 @@ TextFile = Annotated[
     ),
 ]
 BatchSize = Annotated[int, typer.Option(help="Read at once.", min=1)]
+ControlTokens = Annotated[
+    bool, typer.Option("--control-tokens", help="Read names of control tokens in a text as these, not as text.")
+]
 
 Ensemble = Annotated[
     list[Path] | None,
@@ -146,6 +149,7 @@ def embed(
         Path | None, typer.Option(help="Write the vectors here, a row a text, as NumPy's .npy.", show_default=False)
     ] = None,
     normalize: Annotated[bool, typer.Option(help="Give every vector the length 1.")] = True,
+    control_tokens: ControlTokens = False,
     batch_size: BatchSize = 32,
     best: Best = False,
     base: BaseFolder = None,
@@ -159,6 +163,7 @@ def embed(
 
     The mean over its tokens. Without --output they are printed, a JSON object a text.
     """
+    from colonnade.generation.prompts import control_note
     from colonnade.serving.options import check_options, chosen
 
     given_file = [] if texts is None else [texts]
@@ -177,10 +182,15 @@ def embed(
         mesh,
     ):
         given = _all_texts(text, texts)
-        vectors, cut = encoder.embeddings(model, mesh, given, batch_size=batch_size, normalize=normalize)
+        vectors, cut = encoder.embeddings(
+            model, mesh, given, batch_size=batch_size, normalize=normalize, control_tokens=control_tokens
+        )
         longest = model.config.model.seq_length
+        note = None if control_tokens else control_note([model.tokenizer.spelled(each) for each in given], "text")
     if mesh.rank != 0:
         return
+    if note is not None:
+        print(note, file=sys.stderr)
     if cut:
         print(f"{cut:,} of {len(given):,} texts lost their end: the model reads {longest:,} tokens.", file=sys.stderr)
     if output is not None:

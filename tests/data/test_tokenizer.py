@@ -99,6 +99,19 @@ def test_text_never_becomes_a_control_token(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def test_text_becomes_control_tokens_where_that_is_asked_for(tokenizer: Tokenizer) -> None:
+    """As the library reads it by itself, and transformers."""
+    theirs = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    texts = [f"before {END_OF_DOCUMENT}{END_OF_DOCUMENT} after", "<|endoftext", ""]
+    assert tokenizer.encode_batch(texts, control=True) == [theirs.encode(text).ids for text in texts]
+    assert [tokenizer.encode(text, control=True) for text in texts] == tokenizer.encode_batch(texts, control=True)
+    assert tokenizer.encode(texts[0], control=True).count(599) == 2
+    assert [tokenizer.spelled(text) for text in texts] == [[END_OF_DOCUMENT], [], []]
+    words = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "a": 1}, unk_token="<s>"))
+    words.add_special_tokens(["<s>"])
+    assert Tokenizer(words).spelled("<s>") == [], "it is the token already"
+
+
 def test_control_tokens_are_shown_on_demand(tokenizer: Tokenizer) -> None:
     ids = [*tokenizer.encode("the end"), 599]
     assert tokenizer.decode(ids) == "the end"

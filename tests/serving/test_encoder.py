@@ -155,6 +155,22 @@ def test_vectors_are_the_mean_over_a_texts_tokens(
         np.testing.assert_allclose(vector, expected.numpy(), rtol=1e-6)  # they are kept in float32
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_names_of_control_tokens_are_text_unless_it_is_asked_otherwise(
+    asked: bool, bert: tuple[Path, Any, Tokenizer]
+) -> None:
+    checkpoint, model, tokenizer = bert
+    cls, sep = (tokenizer.id_of(name) for name in ("[CLS]", "[SEP]"))
+    read = [*tokenizer.encode("dog"), sep, *tokenizer.encode("rain")] if asked else tokenizer.encode("dog [SEP] rain")
+    option = ["--control-tokens"] if asked else []
+    answer = in_fp64("embed", checkpoint, "--text", "dog", "--text", "dog [SEP] rain", "--no-normalize", *option)
+    with torch.no_grad():
+        expected = model.bert(torch.tensor([[cls, *read, sep]])).last_hidden_state[0].mean(0)
+    assert json.loads(answer.out.splitlines()[1])["vector"] == pytest.approx(expected.tolist(), rel=1e-5)
+    told = "text 2 spells [SEP], read as text like any other: --control-tokens reads names of control tokens as these."
+    assert answer.err == ("" if asked else f"{told}\n")
+
+
 def test_an_empty_text_has_a_vector_and_a_blank_line_is_none(bert: tuple[Path, Any, Tokenizer], tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("dog\n\nrain\n")
     (tmp_path / "lines.jsonl").write_text('{"text": "dog"}\n\n{"text": ""}\n{"text": "rain"}\n')

@@ -81,6 +81,14 @@ def test_prompts_come_before_those_of_a_file_and_conversations_last(tmp_path: Pa
     assert list(prompt_problems(None, None, tmp_path / "asked.jsonl")) == []
 
 
+def test_in_conversations_no_text_is_a_control_token(finished: Finished, tmp_path: Path) -> None:
+    (tmp_path / "asked.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    for asked in (("--chat", "--prompt", "a"), ("--messages", tmp_path / "asked.jsonl")):
+        answer = here("generate", finished.folder, *asked, "--control-tokens")
+        assert (answer.status, answer.out) == (2, "")
+        assert f"--control-tokens beside {asked[0]}: where control tokens stand in a conversation" in answer.err
+
+
 def test_the_best_checkpoint_is_shown_by_the_first_rank_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,7 +28,10 @@ KINDS: dict[str, Any] = {"gpt": GPT, "bert": BERT, "t5": T5}
 def model_of(kind: str, *, end_of_document: int | None = 2, **more: Any) -> Trained:
     """A model without weights, whose tokenizer has a token a letter."""
     tokenizer = SimpleNamespace(
-        end_of_document=end_of_document, id_of=NAMES.get, encode=lambda text: [ord(letter) for letter in text]
+        end_of_document=end_of_document,
+        id_of=NAMES.get,
+        encode=lambda text, *, control=False: [NAMES[text]] if control else [ord(letter) for letter in text],
+        spelled=lambda text: [name for name in NAMES if name in text],
     )
     given: dict[str, Any] = {
         "model": KINDS[kind].__new__(KINDS[kind]),
@@ -69,6 +72,33 @@ def test_a_prompt_is_read_as_the_model_was_trained_to() -> None:
     """An encoder's text has its gaps, and an end; what goes on has none."""
     assert model_of("gpt").prompt("ab") == [97, 98] and model_of("gpt").prompt("") == [2]
     assert model_of("t5").prompt("a<extra_id_0>b") == [97, 9, 98, 1] and model_of("t5").prompt("") == [1]
+
+
+def test_a_prompt_that_spells_control_tokens_is_read_as_text_and_told_unless_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of sentinels are these in whatever a T5 reads."""
+    assert model_of("gpt").prompt("</s>", control=True) == [1] and model_of("t5").prompt("</s>", control=True) == [1, 1]
+    asked = dict[str, Any]()
+    monkeypatch.setattr(trained, "generate", lambda stages, ids, **how: asked.update(how, ids=ids))
+    monkeypatch.setattr(trained, "stream_text", lambda *made, **how: ())
+    monkeypatch.setattr(Trained, "stages", None)
+    told = dict[tuple[str, bool], str]()
+    for kind in ("gpt", "t5"):
+        for control in (False, True):
+            prompts = ["</s>"] if control else ["<extra_id_0>", "a", "</s><pad>"]
+            trained.print_continuations(
+                *(model_of(kind), Mesh(), prompts),
+                max_new_tokens=5, sampling=Sampling(), as_json=True, control_tokens=control,
+            )  # fmt: skip
+            told[kind, control] = capsys.readouterr().err
+    as_text = "read as text like any other: --control-tokens reads names of control tokens as these.\n"
+    assert told == {
+        ("gpt", False): f"prompt 1 (and 1 more) spells <extra_id_0>, {as_text}",
+        ("t5", False): f"prompt 3 spells </s>, <pad>, {as_text}",
+        ("gpt", True): "",
+        ("t5", True): "",
+    }
 
 
 def test_who_answers_was_told_how_conversations_are_written_down() -> None:

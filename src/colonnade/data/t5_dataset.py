@@ -92,17 +92,17 @@ def end_and_start(tokenizer: Tokenizer) -> tuple[int, int]:
     return end, end if start is None else start
 
 
-_GAP = re.compile(f"({SENTINEL.format('[0-9]+')})")
+GAP = re.compile(f"({SENTINEL.format('[0-9]+')})")
 
 
-def text_with_gaps(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a text, in which the names of sentinels are these; DataError for one that there is not. Nothing else
-    in it is a control token.
+def text_with_gaps(tokenizer: Tokenizer, text: str, *, control: bool = False) -> list[int]:
+    """Token ids of a text, in which the names of sentinels are these; DataError for one that there is not. `control`:
+    those of other control tokens are, too.
     """
     ids = list[int]()
-    for number, part in enumerate(_GAP.split(text)):
+    for number, part in enumerate(GAP.split(text)):
         if number % 2 == 0:
-            ids += tokenizer.encode(part) if part else []
+            ids += tokenizer.encode(part, control=control) if part else []
             continue
         sentinel = tokenizer.id_of(part)
         if sentinel is None:

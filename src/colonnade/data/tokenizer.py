@@ -1,7 +1,7 @@
 """Text to token ids and back: a byte-level BPE as GPT-2 has it, through Hugging Face `tokenizers`.
 
-Text never becomes a control token: "<|endoftext|>" inside a document is encoded as the letters that it is made of,
-and only the program itself puts the end-of-document id between documents.
+Text never becomes a control token, unless whoever gives it asks for that: "<|endoftext|>" inside a document is encoded
+as the letters that it is made of, and only the program itself puts the end-of-document id between documents.
 """
 
 from __future__ import annotations
@@ -94,13 +94,21 @@ class Tokenizer:
         """Write a tokenizer.json."""
         write_whole(Path(path), self.to_json().encode())
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
-        return _encodings(self._inner.encode_batch_fast, [text])[0].ids
+    def encode(self, text: str, *, control: bool = False) -> list[int]:
+        """Token ids of a text; `control`: names of control tokens in it are these."""
+        return self.encode_batch([text], control=control)[0]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of several texts, on all cores."""
-        return [encoding.ids for encoding in _encodings(self._inner.encode_batch_fast, texts)]
+    def encode_batch(self, texts: Sequence[str], *, control: bool = False) -> list[list[int]]:
+        """Token ids of several texts, on all cores; `control`: names of control tokens in them are these."""
+        inner = self._with_control if control else self._inner
+        return [encoding.ids for encoding in _encodings(inner.encode_batch_fast, texts)]
+
+    def spelled(self, text: str) -> list[str]:
+        """Names of control tokens that stand in a text and are read as other text."""
+        added = self._inner.get_added_tokens_decoder().items()
+        found = {number: token.content for number, token in added if token.special and token.content in text}
+        read = set(self.encode(text)) if found else set[int]()  # a name may be a word of the vocabulary, too
+        return [name for number, name in found.items() if number not in read]
 
     def encode_marked(
         self, texts: Sequence[tuple[str, Sequence[tuple[int, int]]]]

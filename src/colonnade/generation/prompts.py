@@ -1,6 +1,7 @@
 """Prompts from a file: lines of text, or JSON objects. Takes no torch."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,18 @@ def _lines(path: Path, key: str) -> list[tuple[int, str]]:
     if not given:
         raise DataError(f"{path} holds no {key}: it has no text. Write one a line.")
     return given
+
+
+def control_note(spelled: Sequence[Sequence[str]], what: str = KEY) -> str | None:
+    """What to tell of texts that spell control tokens (their names in each text), which are read as other text."""
+    found = [(number, names) for number, names in enumerate(spelled, 1) if names]
+    if not found:
+        return None
+    (number, names), others = found[0], f" (and {len(found) - 1:,} more)" if len(found) > 1 else ""
+    return (
+        f"{what} {number:,}{others} spells {', '.join(names)}, read as text like any other: --control-tokens reads "
+        "names of control tokens as these."
+    )
 
 
 def read_conversations(path: Path) -> list[list[dict[str, Any]]]:

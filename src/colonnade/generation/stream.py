@@ -23,9 +23,11 @@ class TextDelta:
     """Why the text ends here; None where more follows."""
 
 
-def prompt_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Tokens of a prompt. No text starts a new document: the end-of-document token, behind which documents start."""
-    tokens = tokenizer.encode(text)
+def prompt_tokens(tokenizer: Tokenizer, text: str, *, control: bool = False) -> list[int]:
+    """Tokens of a prompt; `control`: names of control tokens in it are these. No text starts a new document: the
+    end-of-document token, behind which documents start.
+    """
+    tokens = tokenizer.encode(text, control=control)
     if tokens:
         return tokens
     if tokenizer.end_of_document is None:

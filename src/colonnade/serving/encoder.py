@@ -52,16 +52,23 @@ def fillings(trained: Trained, mesh: Mesh, texts: Sequence[str], *, top: int) ->
 
 
 def embeddings(
-    trained: Trained, mesh: Mesh, texts: Sequence[str], *, batch_size: int, normalize: bool = True
+    trained: Trained,
+    mesh: Mesh,
+    texts: Sequence[str],
+    *,
+    batch_size: int,
+    normalize: bool = True,
+    control_tokens: bool = False,
 ) -> tuple[Tensor, int]:
     """Vectors float32 [n, h] of n texts (`normalize`: of length 1), and how many texts were too long and lost their
-    end; every rank calls this, and gets it. All-reduces the vectors over pp.
+    end; every rank calls this, and gets it. `control_tokens`: names of these in a text are these. All-reduces the
+    vectors over pp.
     """
     model = trained.model
     if trained.config.model.kind != "bert" or not isinstance(model, Stack):
         raise ConfigError(_no_use(trained, "makes no vectors of texts", 'model.kind = "bert"'))
     control, longest = PairTokens.of(trained.tokenizer), trained.config.model.seq_length
-    encoded = trained.tokenizer.encode_batch(list(texts))
+    encoded = trained.tokenizer.encode_batch(list(texts), control=control_tokens)
     rows = [[control.classify, *ids[: longest - 2], control.separate] for ids in encoded]
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]))  # little padding: like lengths together
     found = torch.zeros(len(rows), trained.config.model.hidden_size)

@@ -100,8 +100,20 @@ def all_conversations(given: Sequence[str] | None, file: Path | None, messages: 
     return [*asked, *([] if messages is None else read_conversations(messages))]
 
 
-def prompt_problems(given: Sequence[str] | None, file: Path | None, messages: Path | None = None) -> Iterator[str]:
-    """What is wrong with --prompt, --prompts and --messages."""
+def prompt_problems(
+    given: Sequence[str] | None,
+    file: Path | None,
+    messages: Path | None = None,
+    *,
+    chat: bool = False,
+    control_tokens: bool = False,
+) -> Iterator[str]:
+    """What is wrong with --prompt, --prompts and --messages, --chat and --control-tokens."""
+    if control_tokens and (chat or messages is not None):
+        yield (
+            f"--control-tokens beside {'--chat' if chat else '--messages'}: where control tokens stand in a "
+            "conversation the chat template alone says. Leave one of them out."
+        )
     try:
         if not all_conversations(given, file, messages):
             yield "neither --prompt nor --prompts is given: there is no text to go on from. Use --prompt TEXT."

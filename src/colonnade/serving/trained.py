@@ -1,6 +1,7 @@
 """A trained model in use: opened from its checkpoint, it writes text or is measured on one."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -26,9 +27,10 @@ from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.chat_template import ChatTemplate, Message
 from colonnade.data.conversation import Chat
-from colonnade.data.t5_dataset import end_and_start, text_with_gaps
+from colonnade.data.t5_dataset import GAP, end_and_start, text_with_gaps
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
+from colonnade.generation.prompts import control_note
 from colonnade.generation.sample import Stages, generate
 from colonnade.generation.sampling import Sampling
 from colonnade.generation.stream import TextDelta, end_note, prompt_tokens, stream_text
@@ -127,11 +129,16 @@ class Trained:
         end = end_and_start(self.tokenizer)[0] if is_t5 else self.tokenizer.end_of_document
         return frozenset(() if end is None else (end,))
 
-    def prompt(self, text: str) -> list[int]:
-        """Its tokens: a T5 reads texts with gaps, and an end."""
+    def spelled(self, text: str) -> list[str]:
+        """Names of control tokens that a prompt has and that are read as text, unless it is asked otherwise."""
+        read = GAP.findall(text) if isinstance(self.model, T5) else ()
+        return [name for name in self.tokenizer.spelled(text) if name not in read]
+
+    def prompt(self, text: str, *, control: bool = False) -> list[int]:
+        """Its tokens: a T5 reads texts with gaps, and an end. `control`: names of control tokens in it are these."""
         if isinstance(self.model, T5):
-            return [*text_with_gaps(self.tokenizer, text), end_and_start(self.tokenizer)[0]]
-        return prompt_tokens(self.tokenizer, text)
+            return [*text_with_gaps(self.tokenizer, text, control=control), end_and_start(self.tokenizer)[0]]
+        return prompt_tokens(self.tokenizer, text, control=control)
 
 
 _HELD_OUT = "it can be evaluated on the held-out parts of its run's data (--part validation, --part test), and no more."
@@ -194,14 +201,19 @@ def print_continuations(
     sampling: Sampling,
     as_json: bool,
     chats: Sequence[Sequence[Message]] | None = None,
+    control_tokens: bool = False,
 ) -> None:
     """Print every prompt with what the model makes of it, token by token; as JSON all at the end (rank 0 prints).
 
-    `chats`: conversations to answer in place of the prompts.
+    `chats`: conversations to answer in place of the prompts. `control_tokens`: names of these in prompts are these;
+    else a note on standard error says where there are any.
     """
     tokenizer, stop = trained.tokenizer, trained.stop
     if chats is None:
-        ids = [trained.prompt(prompt) for prompt in prompts]
+        ids = [trained.prompt(prompt, control=control_tokens) for prompt in prompts]
+        note = None if control_tokens else control_note([trained.spelled(prompt) for prompt in prompts])
+        if note is not None and mesh.rank == 0:
+            print(note, file=sys.stderr, flush=True)
     else:
         ids, turn = [trained.chat.prompt(each) for each in chats], trained.chat.end_of_turn
         stop = stop if turn is None else stop | {turn}
