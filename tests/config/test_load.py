@@ -146,6 +146,16 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
             "Write checkpoint.resume = true, without quotes and in small letters.",
         ),
         ("run.folder=''", 'run.folder = "" is empty, where text in quotes is expected.'),
+        (
+            "distillation.top_k=",
+            'distillation.top_k = "" is empty, where a whole number of at least 1 is expected. To leave it '
+            "unset, leave the key out of the file and of the command line.",
+        ),
+        (
+            "optim.decay_steps=None",
+            'optim.decay_steps = "None" is text, where a whole number of at least 1 is expected. To leave it '
+            "unset, leave the key out of the file and of the command line.",
+        ),
         ("run.folder=5", "run.folder = 5 is a number, where text in quotes is expected."),
         (
             "train.precision=bf17",

@@ -213,6 +213,9 @@ def remedy(key: Key, value: object) -> str:
         return f' Did you mean "{close[0]}"?{choices}' if close else choices
     if key.name == "data.split" and isinstance(value, int | float):
         return ' Write the shares of train and validation, like data.split = "9:1".'
+    may_be_unset = not key.required and key.default is None
+    if may_be_unset and isinstance(value, str) and value.lower() in ("", "none", "null"):
+        return " To leave it unset, leave the key out of the file and of the command line."
     better = number_meant(key, value)
     return "" if better is None else f" Write {key.name} = {better}"
 
