@@ -411,6 +411,10 @@ def test_sources_and_targets(folders: Path, tmp_path: Path, monkeypatch: pytest.
     assert "is a file, and no GGUF. Name the folder" in refused(tmp_path, theirs / WHOLE, "ours")
     (tmp_path / "empty").mkdir()
     assert "is neither a checkpoint nor" in refused(tmp_path, "empty", "ours")
+    snapshot = tmp_path / "models--gpt2" / "snapshots" / "0a1b"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.symlink_to(theirs)
+    assert f"cache: its model is the folder {snapshot}. Name " in refused(tmp_path, tmp_path / "models--gpt2", "ours")
     assert "exists already, and a conversion overwrites nothing" in refused(tmp_path, theirs, "empty")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     assert "exists already, and a conversion overwrites nothing" in refused(tmp_path, theirs, "link")

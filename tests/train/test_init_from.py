@@ -154,6 +154,7 @@ def test_a_run_that_goes_on_does_not_begin_again(finished: Finished, corpus: Tin
     [
         ("nowhere", "", "train.init_from = 'nowhere' does not exist"),
         ("empty", "", "is no checkpoint, no folder of a run that has one, and no folder of Hugging Face"),
+        ("models--x", "", "cache: its model is the folder models--x/snapshots/0a1b. Name one of them."),
         ("run", "model.activation=gelu_tanh", "activation: 'gelu' in the checkpoint, 'gelu_tanh' wanted"),
         pytest.param("run", "model.num_heads=1", "num_heads", marks=pytest.mark.slow),
         pytest.param("run", "model.seq_length=8", "seq_length: 16 in the checkpoint, 8", marks=pytest.mark.slow),
@@ -170,6 +171,8 @@ def test_what_cannot_be_begun_from(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "models--x/snapshots/0a1b").mkdir(parents=True)
+    (tmp_path / "models--x/snapshots/0a1b/config.json").touch()
     path = finished.folder if source == "run" else source
     answer = forked("train", write_config(corpus, tmp_path), f"train.init_from={path}", *filter(None, [override]))
     assert answer.status == 2 and said in answer.err, answer

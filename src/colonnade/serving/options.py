@@ -16,6 +16,7 @@ from colonnade.config.model import ModelConfig
 from colonnade.config.numbers import divisors
 from colonnade.errors import CheckpointError, ConfigError, DataError
 from colonnade.generation.prompts import read_conversations, read_prompts
+from colonnade.huggingface.cache import not_the_snapshot
 from colonnade.launch import launch
 from colonnade.storage import as_given, not_here
 from colonnade.train.best import best_checkpoint
@@ -134,8 +135,8 @@ def no_checkpoint(path: Path) -> str:
     """What to say where a path leads to no checkpoint."""
     missing = "" if path.exists() else ": there is no such folder"
     return (
-        f"{as_given(path)} is neither a checkpoint nor the folder of a run that has one{missing}.{not_here(path)} Name "
-        "a folder like RUN/checkpoints/step_00000100, or RUN itself for its newest."
+        f"{as_given(path)} is neither a checkpoint nor the folder of a run that has one{missing}.{not_here(path)}"
+        f"{not_the_snapshot(path)} Name a folder like RUN/checkpoints/step_00000100, or RUN itself for its newest."
     )
 
 

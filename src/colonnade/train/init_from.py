@@ -24,6 +24,7 @@ from colonnade.config.schema import Config
 from colonnade.data.label_names import compare_labels
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
+from colonnade.huggingface.cache import not_the_snapshot
 from colonnade.huggingface.folder import Published, is_published, open_published
 from colonnade.huggingface.peft import is_peft
 from colonnade.mesh.mesh import Axis
@@ -125,7 +126,7 @@ def _of_checkpoint(path: Path, found: Path | None, named_by: str) -> Origin:
     if found is None:
         raise CheckpointError(
             f"{named_by} = {str(path)!r} is no checkpoint, no folder of a run that has one, and no folder of "
-            f"Hugging Face with config.json and safetensors. Name one of them."
+            f"Hugging Face with config.json and safetensors.{not_the_snapshot(path)} Name one of them."
         )
     manifest = read_manifest(found)
     check_sizes(found, manifest)

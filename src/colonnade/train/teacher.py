@@ -22,6 +22,7 @@ from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.label_names import compare_labels
 from colonnade.errors import CheckpointError, ConfigError
+from colonnade.huggingface.cache import not_the_snapshot
 from colonnade.huggingface.folder import is_published, open_published
 from colonnade.huggingface.peft import is_peft
 from colonnade.kernels.choice import Products
@@ -113,7 +114,7 @@ def teacher_model(path: Path) -> ModelConfig:
         return open_published(path).model
     raise ConfigError(
         f"distillation.teacher = {str(path)!r} is no checkpoint, no folder of a run that has one, and no folder of "
-        "Hugging Face with config.json and safetensors. Name one of them."
+        f"Hugging Face with config.json and safetensors.{not_the_snapshot(path)} Name one of them."
     )
 
 
