@@ -204,12 +204,12 @@ def test_it_streams() -> None:
 @pytest.mark.parametrize(
     ("prompts", "options", "kind", "says"),
     [
-        ([[1], []], {}, DataError, "prompt 1 has no tokens"),
-        ([[1] * 13], {}, DataError, "prompt 0 has 13 tokens, but the model reads at most 12 .* by 1 tokens or more"),
+        ([[1], []], {}, DataError, "prompt 2 has no tokens"),
+        ([[1] * 13], {}, DataError, "prompt 1 has 13 tokens, but the model reads at most 12 .* by 1 tokens or more"),
         ([[1] * 5], {"seq_length": 4}, DataError, "has 5 tokens, but the model reads at most 4"),
         ([[1, 21]], {}, DataError, "token id 21, but the model's vocabulary has 21"),
         ([[-1]], {}, DataError, "token id -1"),
-        ([[1], [2, -5, 30]], {}, DataError, "prompt 1 has token id -5"),
+        ([[1], [2, -5, 30]], {}, DataError, "prompt 2 has token id -5"),
         ([[1]], {"max_new_tokens": 0}, ConfigError, "max_new_tokens = 0"),
         ([[1]], {"seq_length": 13}, ConfigError, "seq_length = 13, but the model has learned 12"),
         ([[1]], {"seq_length": 0}, ConfigError, "seq_length = 0"),

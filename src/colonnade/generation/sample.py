@@ -96,7 +96,7 @@ def generate(
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens = {max_new_tokens} asks for no text. Use 1 or more.")
     limit = _positions(stages.model, seq_length)
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(prompts, 1):
         _check_prompt(prompt, number, limit, stages.model.vocab_size)
     return (
         generated
@@ -184,6 +184,7 @@ def _positions(model: GPT | T5, seq_length: int | None) -> int | None:
 
 
 def _check_prompt(prompt: Sequence[int], number: int, limit: int | None, vocab_size: int) -> None:
+    """DataError for what cannot be gone on from; `number`: from 1, as people count what they give."""
     if not prompt:
         raise DataError(
             f"prompt {number} has no tokens, and the first new token has to follow something. Give it some text, or "
