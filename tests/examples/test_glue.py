@@ -263,6 +263,14 @@ def test_however_many_rows_are_tokenized_together_all_are_stored_in_order(
     assert (made.examples, made.rejected, made.labels) == (6, 2, {"negative": 2, "positive": 4})
 
 
+def test_a_table_of_another_form_is_to_be_converted(words: Tokenizer, tmp_path: Path) -> None:
+    """Under another name alone it would be a table of one column."""
+    (tmp_path / "sst.csv").write_text('sentence,label\n"it was good",1\n')
+    told = r"sst\.csv: examples of sst2 are read from \.tsv, \.json and \.jsonl\. Convert it to one of them, or rename"
+    with pytest.raises(DataError, match=told):
+        make_examples(FORMATS["sst2"], [tmp_path / "sst.csv"], tmp_path / "sst", words)
+
+
 def test_a_folder_of_tables_is_none(words: Tokenizer, tmp_path: Path) -> None:
     """Of several tables in it nobody knows which are meant."""
     written(tmp_path, ROWS["sst2"][0])

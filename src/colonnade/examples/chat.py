@@ -28,7 +28,7 @@ from colonnade.examples.conversations import (
     preference_of,
 )
 from colonnade.examples.format import Document
-from colonnade.examples.rows import Row, json_rows
+from colonnade.examples.rows import OTHER_FORM, Row, json_rows
 
 SUFFIXES = (".jsonl", ".json")
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Read(Generic[T]):
 
 def _read(path: Path, name: str, of: Callable[[Mapping[str, Any]], T]) -> Iterator[Read[T] | Rejected]:
     if path.suffix not in SUFFIXES:
-        raise DataError(f"{path}: examples of {name} are read from .jsonl and .json. Rename it.")
+        raise DataError(f"{path}: examples of {name} are read from .jsonl and .json. {OTHER_FORM}")
     for row in json_rows(path):
         if isinstance(row, Rejected):
             yield row

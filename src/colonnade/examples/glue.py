@@ -19,7 +19,7 @@ from colonnade.data.sidecar import ExampleFields
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.examples.format import Document, Texts, encode_texts
-from colonnade.examples.rows import Row, json_rows, tsv_rows
+from colonnade.examples.rows import OTHER_FORM, Row, json_rows, tsv_rows
 
 SCORES = 1000
 """Scores are stored in thousandths."""
@@ -54,7 +54,7 @@ class GlueFormat:
 
     def read(self, path: Path) -> Iterator[Texts | Rejected]:
         if path.suffix not in (".tsv", ".txt", ".json", ".jsonl"):
-            raise DataError(f"{path}: examples of {self.name} are read from .tsv, .json and .jsonl. Rename it.")
+            raise DataError(f"{path}: examples of {self.name} are read from .tsv, .json and .jsonl. {OTHER_FORM}")
         rows = json_rows(path) if path.suffix.startswith(".json") else tsv_rows(path, self.headless)
         return (row if isinstance(row, Rejected) else self._example(row) for row in rows)
 

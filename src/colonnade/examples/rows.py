@@ -11,6 +11,8 @@ from colonnade.corpus.documents import Rejected
 from colonnade.corpus.rows import HALF_PAIR, SURROGATE
 from colonnade.errors import DataError
 
+OTHER_FORM = "Convert it to one of them, or rename it if it is one already."
+"""What to do about a file whose name ends otherwise."""
 NOT_THIS = "It may be of another format, or cut off: name the format that it has, or copy it again from its source."
 """What to do about a file that does not begin to be what its format says."""
 
