@@ -4760,6 +4760,13 @@ MUTATIONS = [
         ("tests/huggingface/test_folder.py",),
     ),
     Mutation(
+        "names of control tokens in a prompt are text though these were asked for",
+        "data/tokenizer.py",
+        "inner = self._with_control if control else self._inner",
+        "inner = self._inner",
+        ("tests/data/test_tokenizer.py",),
+    ),
+    Mutation(
         "a folder of Megatron-LM with the ranks of two checkpoints is read as one",
         "megatron/ranks.py",
         "if len(forms) > 1:",
