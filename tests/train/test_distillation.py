@@ -3,9 +3,11 @@
 import json
 import shutil
 import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ import torch
 from torch import nn
 
 from colonnade.config.load import load
-from colonnade.errors import ConfigError, DataError
+from colonnade.errors import ConfigError, DataError, LockError
+from colonnade.lock import locked
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.model.bert_labels import LabelInputs
@@ -375,6 +378,53 @@ def test_what_a_teacher_says_is_written_in_the_runs_precision(
     assert stored._row(0)["log_prob"].dtype == kind and stored._row(1)["id"].tolist() == [[5, 274]]
     assert stored._row(1)["log_prob"].tolist() == [[float(np.dtype(kind).type(n)) for n in (-0.3, -1.5)]]
     assert _missing(tmp_path, [Block(0, 2, 2)], Mesh()) == []
+
+
+def test_what_is_stored_stays_whoever_else_asks(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run, with other last bits, adds what is missing; and between its two files the first run reads on."""
+    settings, nobody = tiny.config(corpus, tmp_path, "train.precision=fp64"), cast(Any, None)
+    asked: list[range] = []
+
+    def store(bits: float, stop: int) -> None:
+        def computed(_: object, block: Block, *__: object) -> torch.Tensor:
+            asked.append(block.asked)
+            return torch.stack([torch.full((1, 1, 2), place + bits, dtype=torch.float64) for place in block.asked])
+
+        monkeypatch.setattr(train_taught, "_computed", computed)
+        missing = _missing(tmp_path, [Block(0, 6, stop)], Mesh())
+        train_taught._compute(nobody, missing, tmp_path, config=settings, corpus=nobody, mesh=Mesh())
+
+    def said(stop: int) -> list[float]:
+        stored = Stored(tmp_path, size=6, stop=stop, alpha=0.5, temperature=1.0)
+        return [float(stored._row(place)["log_prob"].item()) for place in range(stop)]
+
+    store(0.25, 2)
+    written = train_taught.written
+
+    @contextmanager
+    def read_meanwhile(path: Path) -> Iterator[Any]:
+        assert said(2) == [0.25, 1.25]
+        with written(path) as stream:
+            yield stream
+        assert said(2) == [0.25, 1.25]
+
+    monkeypatch.setattr(train_taught, "written", read_meanwhile)
+    store(0.5, 5)
+    store(0.75, 4)
+    assert said(5) == [0.25, 1.25, 2.5, 3.5, 4.5] and asked == [range(2), range(2, 5)]
+    monkeypatch.setattr(train_taught, "_missing", lambda _, blocks, __: blocks)  # as two runs that begin together
+    store(0.75, 6)
+    assert said(6) == [0.25, 1.25, 2.5, 3.5, 4.5, 5.75]
+
+
+def test_who_stores_waits_for_another_that_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as other:
+        other.enter_context(locked(tmp_path, "colonnade train"))
+        monkeypatch.setattr(train_taught.time, "sleep", lambda _: other.close())
+        with train_taught._in_turn(tmp_path), pytest.raises(LockError), locked(tmp_path, "a third"):
+            pass
 
 
 def test_a_micro_batch_is_taught_what_was_said_of_its_samples(tmp_path: Path) -> None:

@@ -106,3 +106,8 @@ def test_questions_are_scored_as_their_version_says(
     assert (given["hidden"], given["length"], given["batch_size"]) == (hidden, 48, 3)
     assert (scores.exact, scores.f1) == pytest.approx((percent, percent)) and scores.total == len(right)
     assert (scores.no_answer is not None) == (version == "v2.0")
+    logits[1, 7, 0] = np.nan
+    unknown = found.score(model, mesh, hidden, batch_size=3)
+    assert unknown.numbers().keys() == scores.numbers().keys()
+    counted = {name: value for name, value in scores.numbers().items() if name.endswith(("total", "thresh"))}
+    assert {name for name, value in unknown.numbers().items() if value == value} == set(counted)

@@ -13,6 +13,7 @@ Of 2.0 there is a threshold too: a question whose score of "no answer" lies abov
 Source: Rajpurkar et al., "SQuAD: 100,000+ Questions", 2016, section 6.1; "Know What You Don't Know", 2018, section 5.
 """
 
+import math
 import re
 import string
 from collections import Counter
@@ -65,6 +66,12 @@ class SquadScores:
             if best is not None:
                 found |= {f"best_{name}": best.score, f"best_{name}_thresh": best.threshold}
         return found
+
+    def unknown(self) -> "SquadScores":
+        """Of the same questions, where the model's logits are no numbers: NaN for each score."""
+        has, no = (each and each._replace(exact=math.nan, f1=math.nan) for each in (self.has_answer, self.no_answer))
+        exact, f1 = (each and each._replace(score=math.nan) for each in (self.best_exact, self.best_f1))
+        return SquadScores(math.nan, math.nan, self.total, has, no, exact, f1)
 
 
 class Group(NamedTuple):

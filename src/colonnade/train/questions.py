@@ -13,6 +13,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from colonnade.config.schema import Config
 from colonnade.data.example_dataset import PairTokens
 from colonnade.data.question_windows import Windows
@@ -52,8 +54,8 @@ class ScoredQuestions:
         return prepare(self.questions, self.tokenizer, self.windows, self.length)
 
     def score(self, model: Transformer, mesh: Mesh, hidden: Hidden, *, batch_size: int) -> SquadScores:
-        """Exact match and F1, the same on every rank and on every layout that has the same logits; every rank calls
-        this.
+        """Exact match and F1, the same on every rank and on every layout that has the same logits, NaN where these are
+        no numbers; every rank calls this.
         """
         from colonnade.evaluation.questions import choose, logits_of
         from colonnade.evaluation.squad_files import scores_of_answers
@@ -70,10 +72,12 @@ class ScoredQuestions:
             batch_size=batch_size,
             progress=Progress("windows", shown=False),
         )
+        known = bool(np.isfinite(logits).all())  # else the run has diverged, and by its losses ends or returns
+        logits = logits if known else np.zeros_like(logits)
         answers = choose(self.prepared, logits, Selection(), may_be_none=self.may_be_none)
         scores = scores_of_answers(self.questions, answers, 0.0, may_be_none=self.may_be_none)
         assert scores is not None, "all of them say what is right"
-        return scores
+        return scores if known else scores.unknown()
 
 
 def open_questions(config: Config, tokenizer: Tokenizer | None, windows: Windows) -> ScoredQuestions | None:

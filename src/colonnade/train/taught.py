@@ -4,13 +4,18 @@
     STORE/targets_00000003.npy  [positions, s, k] of (id, log-probability), of a block of the run's samples
 
 Before the first step whatever is missing is computed by the teacher, which is given up then. A run that goes on finds
-its blocks; one that is longer than before adds some.
+its blocks; one that is longer than before adds to them. What is stored once stays as it is, whoever else asks the same
+teacher about the same tokens on another layout, whose numbers differ in their last bits: so that runs may share a store
+while they go on.
 """
 
 import json
+import time
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,8 +29,9 @@ from colonnade.checkpoint.schema import clip
 from colonnade.config.compare import meaning_at
 from colonnade.config.schema import Config, DataConfig
 from colonnade.data.loader import evaluation_batches, evaluation_positions
-from colonnade.errors import DataError
+from colonnade.errors import DataError, LockError
 from colonnade.launch.agreement import on_all_ranks
+from colonnade.lock import locked
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
@@ -50,6 +56,7 @@ from colonnade.train.teacher import (
 
 FOLDER, ABOUT = "teacher", "about.json"
 BLOCK = 1 << 22  # entries of a file
+PATIENCE = 600.0  # seconds, with another run that stores what its teacher says
 _CHOICES = ("cache", "questions")
 """Keys of [data] that change nothing of which tokens are read."""
 
@@ -74,7 +81,7 @@ def attach(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, monito
     if missing:
         teacher = open_teacher(config, mesh, corpus, device, products)
         on_all_ranks(lambda: _write_down(folder, about) if mesh.rank == 0 else None, mesh.world)
-        samples = sum(block.stop - block.start for block in missing)
+        samples = sum(len(block.asked) for block in missing)
         monitor.say(f"Asking {teacher.origin.path}, {teacher.origin.what}, about {samples:,} samples, once.")
         _compute(teacher, missing, folder, config=config, corpus=corpus, mesh=mesh)
     state.teacher = Stored(folder, blocks[0].size, blocks[-1].stop, chosen.alpha, chosen.temperature)
@@ -114,10 +121,17 @@ class Block:
     size: int
     """Positions of a full one."""
     stop: int
+    done: int = 0
+    """How many positions are stored, the first ones."""
 
     @property
     def start(self) -> int:
         return self.number * self.size
+
+    @property
+    def asked(self) -> range:
+        """Positions of the run that are not stored."""
+        return range(self.start + self.done, self.stop)
 
     def path(self, folder: Path) -> Path:
         return folder / f"targets_{self.number:08d}.npy"
@@ -227,18 +241,30 @@ def _blocks(config: Config, corpus: Corpus, state: TrainState) -> list[Block]:
 
 
 def _missing(folder: Path, blocks: Sequence[Block], mesh: Mesh) -> list[Block]:
-    """Those that are not there, or end too early, as the first rank sees it."""
+    """Those that are not there, or end too early, with how much of them is there, as the first rank sees it."""
 
-    def is_there(block: Block) -> bool:
-        try:
-            files = (block.path(folder), block.sums(folder))
-            return all(len(np.load(file, mmap_mode="r")) >= block.stop - block.start for file in files)
-        except (OSError, ValueError):
-            return False
+    def there(block: Block) -> int:
+        rows, sums = _files(block, folder)
+        count = min(len(rows), len(sums))
+        return count if count >= len(block.asked) else len(_kept(rows, sums))
 
-    lines = "" if mesh.rank else " ".join(str(block.number) for block in blocks if not is_there(block))
-    named = set(map(int, gather_texts(lines, mesh.world)[0].split()))
-    return [block for block in blocks if block.number in named]
+    lines = "" if mesh.rank else " ".join(str(there(block)) for block in blocks)
+    counts = map(int, gather_texts(lines, mesh.world)[0].split())
+    found = [replace(block, done=count) for block, count in zip(blocks, counts, strict=True)]
+    return [block for block in found if block.asked]
+
+
+def _files(block: Block, folder: Path) -> tuple[Sequence[NDArray[Any]], Sequence[int]]:
+    """What is stored of a block, and the sums of it; nothing where a file is not there, or is none."""
+    try:
+        return np.load(block.path(folder), mmap_mode="r"), np.load(block.sums(folder), mmap_mode="r")
+    except (OSError, ValueError):
+        return (), ()
+
+
+def _kept(rows: Sequence[NDArray[Any]], sums: Sequence[int]) -> list[NDArray[Any]]:
+    """The first rows, as far as they are as they were written."""
+    return [row for row, _ in takewhile(lambda each: _sum(each[0]) == each[1], zip(rows, sums, strict=False))]
 
 
 def _compute(
@@ -252,14 +278,40 @@ def _compute(
         def write(block: Block = block, table: Tensor = table) -> None:
             rows = np.empty(table.shape[:-1], dtype=[("id", "<u4"), ("log_prob", kind)])
             rows["id"], rows["log_prob"] = table[..., 0].numpy(), table[..., 1].numpy()
-            for file, content in (
-                (block.sums(folder), np.array([_sum(row) for row in rows], np.uint32)),
-                (block.path(folder), rows),
-            ):
-                with written(file) as stream:
-                    np.save(stream, content)
+            with _in_turn(folder):
+                _add(block, rows, folder)
 
         on_all_ranks(write if mesh.rank == 0 else lambda: None, mesh.world)
+
+
+def _add(block: Block, rows: NDArray[Any], folder: Path) -> None:
+    """Store what a block lacks. What is there stays, also what another run has added meanwhile: it is being read."""
+    kept = _kept(*_files(block, folder))
+    if len(kept) < block.done:
+        raise DataError(f"{block.path(folder)} has changed meanwhile. Start the same command again.")
+    whole = [*kept, *rows[len(kept) - block.done :]]
+    for file, content in (
+        (block.sums(folder), np.array([_sum(row) for row in whole], np.uint32)),
+        (block.path(folder), np.stack(whole)),
+    ):
+        with written(file) as stream:
+            np.save(stream, content)
+
+
+@contextmanager
+def _in_turn(folder: Path) -> Iterator[None]:
+    """One run writes at a time; others wait. LockError for one that waits for a run that does not go on."""
+    end = time.monotonic() + PATIENCE
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(folder, "colonnade train"))
+                break
+            except LockError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
+        yield
 
 
 def _computed(teacher: Teacher, block: Block, config: Config, corpus: Corpus, mesh: Mesh) -> Tensor:
@@ -268,7 +320,7 @@ def _computed(teacher: Teacher, block: Block, config: Config, corpus: Corpus, me
     """
     k, device = config.distillation.top_k, next(teacher.model.parameters()).device
     assert k is not None, "something is stored"
-    count = block.stop - block.start
+    count = len(block.asked)
     table = torch.zeros(count, config.model.seq_length, k, 2, dtype=torch.float64)
     for positions, batch in _asked(block, config, corpus, mesh):
         inputs = TASKS[corpus.kind].inputs(batch.to(device), None, None)
@@ -288,13 +340,15 @@ def _computed(teacher: Teacher, block: Block, config: Config, corpus: Corpus, me
 
 
 def _asked(block: Block, config: Config, corpus: Corpus, mesh: Mesh) -> Iterator[tuple[range | None, Microbatch]]:
-    """This dp rank's micro-batches of a block, with their places in it; None: only to come along with the others."""
+    """This dp rank's micro-batches of what is asked about a block, with their places in that; None: only to come along
+    with the others.
+    """
     shape = {"micro_batch_size": config.train.micro_batch_size, "dp_rank": mesh.data.rank, "dp_size": mesh.data.size}
 
     def load(places: range) -> Microbatch:
-        return corpus.load(corpus.training, range(block.start + places.start, block.start + places.stop))
+        return corpus.load(corpus.training, block.asked[places.start : places.stop])
 
-    count = block.stop - block.start
+    count = len(block.asked)
     mine: list[range | None] = [*evaluation_positions(count, **shape)]
     for number, batch in enumerate(evaluation_batches(load, count, **shape)):
         yield mine[number] if number < len(mine) else None, batch
