@@ -574,7 +574,7 @@ MUTATIONS = [
     Mutation(
         "a tied embedding's gradients are not summed over both ends",
         "data_parallel/zero.py",
-        "mine.copy_(all_reduce(mine, stages))",
+        "all_reduce_(mine, stages).wait()",
         "mine.copy_(mine)",
         (PARITY, AUDIT, ZERO),
     ),
@@ -4825,8 +4825,8 @@ MUTATIONS = [
     Mutation(
         "what the last step of a run sent is not among what its steps sent",
         "mesh/ledger.py",
-        'others have an evaluation or a save too."""\n        self._end_step()\n',
-        'others have an evaluation or a save too."""\n',
+        'too.\n        """\n        self._end_step()\n',
+        'too.\n        """\n',
         ("tests/planner/test_comparison.py",),
     ),
     Mutation(
@@ -9594,8 +9594,8 @@ MUTATIONS = [
     Mutation(
         "a step that sent nothing is the one that sent least",
         "mesh/ledger.py",
-        "steps = [each for each in self.sent_by_step if each] or",
-        "steps = list(self.sent_by_step) or",
+        "if sent and (of is None",
+        "if (of is None",
         ("tests/mesh/test_ledger.py",),
     ),
     Mutation(

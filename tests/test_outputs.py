@@ -166,7 +166,7 @@ def test_token_files_and_tokenizers_replace_none_of_their_inputs(tmp_path: Path)
     text, tokenizer = tmp_path / "text.txt", tmp_path / "words.json"
     text.write_text("a text of some words\n" * 20)
     asked = ("data", "train-tokenizer", text, "--vocab-size", 270, "--overwrite", "--output")
-    assert "is among what this command is given" in refused(*asked, text)
+    assert "what is written is .json" in refused(*asked, text)
     assert "is a folder" in refused(*asked, tmp_path)
     assert "cannot be written to" in refused(*asked, f"{NOWHERE}/words.json")
     assert here(*asked, tokenizer).status == 0

@@ -121,7 +121,7 @@ def test_a_step_behind_forgotten_totals_counts_all_that_it_sends() -> None:
     mesh.ledger.clear()
     collectives.all_reduce(torch.ones(8), mesh.tp)
     mesh.ledger.begin_step(3)
-    assert [*mesh.ledger.sent_by_step] == [{"tp": 20}, {"tp": 32}]
+    assert [*mesh.ledger.sent_by_step] == [(1, {"tp": 20}), (2, {"tp": 32})]
 
 
 def test_a_step_has_sent_what_all_its_operations_put_in_by_axis() -> None:
@@ -133,16 +133,17 @@ def test_a_step_has_sent_what_all_its_operations_put_in_by_axis() -> None:
         collectives.all_gather(torch.ones(2), mesh.tp)
         send(torch.ones(3), mesh.pp, 1), receive_(torch.ones(7), mesh.pp, 1)
     assert mesh.ledger.least_of_steps() == {"tp": 28, "pp": 12}
-    assert [*mesh.ledger.sent_by_step] == [{"tp": 28, "pp": 12}] * 2
+    assert [*mesh.ledger.sent_by_step] == [(step, {"tp": 28, "pp": 12}) for step in (1, 2)]
 
 
 def test_steps_that_sent_nothing_are_not_those_that_sent_least() -> None:
     mesh = paper_mesh(LAYOUT, 0)
-    for count in (5, 0, 3):
-        mesh.ledger.begin_step(1)
+    for step, count in enumerate((5, 0, 3), 1):
+        mesh.ledger.begin_step(step)
         if count:
             collectives.all_reduce(torch.ones(count), mesh.tp)
     assert mesh.ledger.least_of_steps() == {"tp": 12} and Ledger().least_of_steps() == {}
+    assert mesh.ledger.least_of_steps({1, 2}) == {"tp": 20} and mesh.ledger.least_of_steps({2, 4}) == {}
 
 
 def test_the_backward_of_a_line_in_another_function_names_that_line() -> None:

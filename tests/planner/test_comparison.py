@@ -72,7 +72,10 @@ def test_what_is_sent_before_the_first_step_is_no_steps() -> None:
 
 def test_the_first_step_of_a_start_does_not_count_where_others_follow() -> None:
     """It takes longer: kernels are chosen, memory is taken."""
-    steps = [{"seconds": seconds, "tokens_per_second": 60 / seconds} for seconds in (30.0, 2.0, 4.0, 9.0)]
+    steps = [
+        {"step": step, "seconds": seconds, "tokens_per_second": 60 / seconds}
+        for step, seconds in enumerate((30.0, 2.0, 4.0, 9.0))
+    ]
     watcher = comparison.Watcher(cast(Any, None), cast(Any, None), active=True)
     for number, seconds, rate in ((4, 4.0, 15.0), (3, 3.0, 22.5), (2, 2.0, 30.0), (1, 30.0, 2.0)):
         found = watcher._measured(steps[:number], paper_mesh(Layout(), 0).ledger, torch.device("cpu"))
@@ -83,7 +86,7 @@ def test_memory_of_before_the_run_is_no_runs(monkeypatch: pytest.MonkeyPatch) ->
     """What the process had when its state was built: libraries, for the most part."""
     watcher = comparison.Watcher(cast(Any, None), cast(Any, None), _before=400)
     monkeypatch.setattr(comparison, "_most", lambda: 1_000)
-    step = {"seconds": 1.0, "tokens_per_second": 1.0}
+    step = {"step": 1, "seconds": 1.0, "tokens_per_second": 1.0}
     found = watcher._measured([step], paper_mesh(Layout(), 0).ledger, torch.device("cpu"))
     assert found["memory"] == {"total_bytes": 600}
 
@@ -122,6 +125,22 @@ def test_of_the_steps_of_a_run_those_behind_where_it_began_are_this_starts(tmp_p
     assert watcher._steps(config) == [{"step": 3}, {"step": 4}]
 
 
+def test_steps_of_other_batches_and_those_that_were_skipped_are_not_what_was_predicted(tmp_path: Path) -> None:
+    """Of a curriculum, here, from steps of 8 tokens to steps of 16, of which fp16 skips one; nothing of them is told
+    where there are no others.
+    """
+    config = cast(Any, SimpleNamespace(run=SimpleNamespace(folder=tmp_path)))
+    watcher = comparison.Watcher(cast(Any, None), cast(Any, None), _tokens=16)
+    ends = (8, 16, 32, 48, 64)
+    lines = [{"step": step, "tokens": tokens, "grad_norm": 1.0} for step, tokens in enumerate(ends, 1)]
+    del lines[3]["grad_norm"]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [line["step"] for line in watcher._as_predicted(config, lines)] == [3, 5]
+    assert watcher._as_predicted(config, lines[:2]) == []
+    ledger = paper_mesh(Layout(), 0).ledger
+    assert watcher._measured([], ledger, torch.device("cpu")).keys() == {"memory"}
+
+
 def test_rank_0_alone_writes_a_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "predict", lambda *_, **__: Memory(1, 0, 0, 0, 0, 0))
     monkeypatch.setattr(comparison, "prediction", lambda *_: WHOLE)
@@ -129,7 +148,7 @@ def test_rank_0_alone_writes_a_prediction(tmp_path: Path, monkeypatch: pytest.Mo
     wrote = []
     for rank in range(4):
         (tmp_path / str(rank)).mkdir()
-        config = cast(Any, SimpleNamespace(run=SimpleNamespace(folder=tmp_path / str(rank))))
+        config = of_eight_tokens(tmp_path / str(rank))
         mesh, cpu = paper_mesh(Layout(tp=2, dp=2), rank), torch.device("cpu")
         watcher = comparison.Watcher(cast(Any, lambda *_: None), cast(Any, None))
         watcher.banner(config, mesh, cpu, corpus, decision, config)
@@ -382,11 +401,17 @@ def test_a_start_that_broke_off_has_no_comparison_unless_it_made_no_step(
         assert written.exists() == (steps == 0)
 
 
+def of_eight_tokens(run: Path) -> Any:
+    """What is asked of the configuration of a run in this folder, with so many in a step."""
+    train, model = SimpleNamespace(global_batch_size=2), SimpleNamespace(sample_length=4)
+    return SimpleNamespace(run=SimpleNamespace(folder=run), train=train, model=model)
+
+
 @contextmanager
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> Iterator[None]:
     """A start of a run of which there is a comparison; it has made so many steps."""
     run, cpu = tmp_path / "run", torch.device("cpu")
-    config = cast(Any, SimpleNamespace(run=SimpleNamespace(folder=run)))
+    config = of_eight_tokens(run)
     run.mkdir(exist_ok=True)
     monkeypatch.setattr(comparison, "predict", lambda *_, **__: Memory(1, 0, 0, 0, 0, 0))
     monkeypatch.setattr(comparison, "prediction", lambda *_: WHOLE)
@@ -396,7 +421,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> Iter
     watcher = comparison.Watcher(cast(Any, lambda *_: None), cast(Any, lambda *_: nullcontext()))
     with watcher.within(config, 5, Mesh(), cpu):
         watcher.banner(config, Mesh(), cpu, corpus, decision, config)
-        line = {"step": 1, "seconds": 2.0, "tokens_per_second": 4.0}
+        line = {"step": 1, "tokens": 8, "grad_norm": 1.0, "seconds": 2.0, "tokens_per_second": 4.0}
         (run / "metrics.jsonl").write_text((json.dumps(line) + "\n") * steps)
         yield
 

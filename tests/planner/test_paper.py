@@ -10,7 +10,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from colonnade.architecture.parts import trained_architecture
-from colonnade.config.schema import Config
+from colonnade.config.model import ModelConfig
+from colonnade.config.schema import Config, TrainConfig
 from colonnade.kernels.choice import Kernels, Products
 from colonnade.mesh.ledger import Entry
 from colonnade.mesh.mesh import Mesh, build_mesh
@@ -171,6 +172,20 @@ def real_step(config: Config, case: Case, way: Way) -> Any:
     state = build_state(config, Mesh(), case.vocab_size, CPU)
     batches = microbatches(case, way, 0, Mesh())
     return state, lambda: train_step(state, batches, Mesh(), config.train)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_table_on_both_ends_is_summed_where_it_is(stage: int) -> None:
+    """No copy of its gradient is made, which is larger than all that one micro-batch leaves."""
+    model = ModelConfig(num_layers=2, hidden_size=64, num_heads=4, seq_length=16)
+    train = TrainConfig(steps=1, global_batch_size=1, micro_batch_size=1)
+    config = configured(PLAIN, Way(pp=2)).model_copy(update={"model": model, "train": train})
+    walked = walk(config, 50_000, stage, device="cpu").memory
+    planned = rank_memory(
+        model, config.parallel, train, vocab_size=50_000, stage=stage, architecture=trained_architecture(config, 50_000)
+    )
+    assert walked.gradients == planned.gradients
+    assert walked.operators - planned.operators < 50_000 * 64 * 4 / 50
 
 
 @pytest.mark.parametrize(

@@ -343,6 +343,7 @@ def test_a_frozen_weight_of_another_size_is_not_the_bases(tmp_path: Path) -> Non
     weights = {name: Weight(name, (3, 2), is_frozen=name != "trained") for name in ("same", "grown", "new", "trained")}
     state: Any = SimpleNamespace(model=SimpleNamespace(architecture=SimpleNamespace(weights=lambda: weights)))
     shapes = {"same": (3, 2), "grown": (2, 2), "trained": (3, 2)}
+    (tmp_path / "model.safetensors").touch()
     origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, None, tmp_path, lambda _: None, nothing_published)
     assert based_on(origin, state, Mesh().world).weights == {"same"}
 

@@ -37,7 +37,9 @@ def test_what_lies_in_the_base_is_what_lay_there_when_the_run_began(
     monkeypatch.setattr(rollbacks, "read_together", lambda *_: ["r", "s"])
     monkeypatch.setattr(rollbacks, "apply", lambda *given: applied.extend(given[3:]))
     owned = SimpleNamespace(publish=lambda: None, mesh=Mesh())
-    began: Any = SimpleNamespace(base=Base(tmp_path, {}, frozenset("z")), changes=[], ownership=owned)
+    began: Any = SimpleNamespace(
+        base=Base(tmp_path, {}, frozenset("z")), changes=[], ownership=owned, optimizer_state=[]
+    )
     settings: Any = SimpleNamespace(run=SimpleNamespace(folder=str(tmp_path)), model=None)
     corpus: Any = Read()
     assert recovery.restore(began, settings, corpus) == (tmp_path, metadata)

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from colonnade.data_parallel.buckets import Bucket
-from colonnade.mesh.collectives import all_reduce
+from colonnade.mesh.collectives import all_reduce_
 from colonnade.mesh.mesh import Axis, Mesh
 
 
@@ -130,7 +130,7 @@ class Ownership:
             if name in self.buckets:
                 mine = self.buckets[name].reduced
                 self.mesh.ledger.unit = name
-                mine.copy_(all_reduce(mine, stages))
+                all_reduce_(mine, stages).wait()
         self.mesh.ledger.unit = ""
 
     @torch.no_grad()
@@ -146,7 +146,8 @@ class Ownership:
         ]
         if not mine:
             return
-        summed = all_reduce(torch.cat(mine), self.mesh.tp)
+        summed = torch.cat(mine)
+        all_reduce_(summed, self.mesh.tp).wait()
         for gradients, total in zip(mine, torch.split(summed, [len(each) for each in mine]), strict=True):
             gradients.copy_(total)
 

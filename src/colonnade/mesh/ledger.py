@@ -8,7 +8,7 @@ explanation of a hang and the simulator all read this.
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -92,7 +92,7 @@ class Ledger:
     """The step under way, None before the first."""
     step_numbers: dict[str, int] = field(default_factory=dict)
     """`numbers` at the start of the step."""
-    sent_by_step: deque[Counter[str]] = field(default_factory=lambda: deque(maxlen=64))
+    sent_by_step: deque[tuple[int, Counter[str]]] = field(default_factory=lambda: deque(maxlen=64))
     """[bytes] Of what was put in between the starts of the last steps, by axis."""
     sent_before: Counter[str] = field(default_factory=Counter)
     """The same of all before the step that is under way."""
@@ -137,10 +137,12 @@ class Ledger:
         self._end_step()
         self.step, self.step_numbers = step, dict(self.numbers)
 
-    def least_of_steps(self) -> dict[str, int]:
-        """[bytes] By axis, of the step that sent least: others have an evaluation or a save too."""
+    def least_of_steps(self, of: Container[int] | None = None) -> dict[str, int]:
+        """[bytes] By axis, of that step (`of` these, where given) which sent least: others have an evaluation or a save
+        too.
+        """
         self._end_step()
-        steps = [each for each in self.sent_by_step if each] or [Counter[str]()]
+        steps = [sent for step, sent in self.sent_by_step if sent and (of is None or step in of)] or [Counter[str]()]
         return {axis: min(each[axis] for each in steps) for axis in dict.fromkeys(a for each in steps for a in each)}
 
     def _end_step(self) -> None:
@@ -148,7 +150,7 @@ class Ledger:
         for (operation, axis), size in self.bytes.items():
             sent[axis] += size if operation != "receive" else 0
         if self.step:
-            self.sent_by_step.append(sent - self.sent_before)
+            self.sent_by_step.append((self.step, sent - self.sent_before))
         self.sent_before = sent
 
     def wait(self, entry: Entry, call: Callable[[], Any]) -> Any:

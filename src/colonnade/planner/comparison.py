@@ -5,6 +5,9 @@ memory        of rank 0: its kinds as planned; measured is the most of the proce
 time          by the machine's description: the GPU's bundled one, or the bundled one of a CPU, which is another
               processor's; measured is the median of the steps but the first
 bytes sent    of a step, by axis; measured is the least of the steps, which leaves evaluations out
+
+Steps of other batches than were predicted (of an earlier phase of a curriculum, or behind a change), and those that
+fp16 skipped, are left out.
 """
 
 import json
@@ -59,6 +62,8 @@ class Watcher:
     _predicted: dict[str, Any] | None = None
     _before: int = 0
     """[bytes] Of the process, before its state was built."""
+    _tokens: int = 0
+    """Of a step, as predicted."""
     _begun: int = 0
     """The step that this start goes on from."""
     _earlier: bytes | None = None
@@ -75,6 +80,7 @@ class Watcher:
             own = predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device, products=decision.products)
         found = self.describe(config, mesh, device, corpus, decision, whole, own)
         if self.active and mesh.rank == 0:
+            self._tokens = config.train.global_batch_size * config.model.sample_length
             self._predicted = prediction(config, corpus.vocab_size, device, decision, own)
             _write(config, PREDICTION, self._predicted)
             self._earlier = _taken(config, COMPARISON)
@@ -94,20 +100,32 @@ class Watcher:
             if not steps and self._earlier is not None:
                 write_whole(Path(config.run.folder) / COMPARISON, self._earlier)
         if self._predicted is not None and steps:
-            _write(config, COMPARISON, compared(self._predicted, self._measured(steps, mesh.ledger, device)))
+            _write(
+                config,
+                COMPARISON,
+                compared(self._predicted, self._measured(self._as_predicted(config, steps), mesh.ledger, device)),
+            )
 
     def _steps(self, config: Config) -> list[dict[str, Any]]:
         """The lines of those of this start."""
         return [line for line in _metrics(config) if line["step"] > self._begun]
 
+    def _as_predicted(self, config: Config, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those of as many tokens, with an update."""
+        ends = {line["step"]: line.get("tokens", 0) for line in _metrics(config)}
+        counts = {step: tokens - ends.get(step - 1, 0) for step, tokens in ends.items()}
+        return [line for line in steps if counts[line["step"]] == self._tokens and "grad_norm" in line]
+
     def _measured(self, steps: list[dict[str, Any]], ledger: Ledger, device: torch.device) -> dict[str, Any]:
         usual = steps[1:] or steps
         most = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _most() - self._before
-        return {
-            "memory": {"total_bytes": most},
+        memory = {"memory": {"total_bytes": most}}
+        if not usual:
+            return memory
+        return memory | {
             "tokens_per_second": statistics.median(each["tokens_per_second"] for each in usual),
             "seconds_per_step": statistics.median(each["seconds"] for each in usual),
-            "bytes_sent": ledger.least_of_steps(),
+            "bytes_sent": ledger.least_of_steps({each["step"] for each in steps}),
         }
 
 

@@ -78,7 +78,9 @@ def one_step(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -
         measured=() if result.reading is None else result.reading.chosen,
         stated=trained_architecture(config, corpus.vocab_size),
     )
-    predicted = predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device)
+    without = config.distillation.model_copy(update={"teacher": None})  # as none has run beside this step
+    alone = config.model_copy(update={"distillation": without})
+    predicted = predict(alone, corpus.vocab_size, stage=mesh.pp.rank, device=device)
     return traffic(step), seen, memory_table(predicted, measured)
 
 
