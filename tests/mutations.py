@@ -10012,6 +10012,48 @@ MUTATIONS = [
         '"grad_norm": 0.0 if result.skipped else result.grad_norm,',
         ("tests/train/test_loop_order.py",),
     ),
+    Mutation(
+        "control tokens that the model writes stand in the answers of an evaluation",
+        "serving/answers.py",
+        "for delta in stream_text(made, trained.tokenizer):",
+        "for delta in stream_text(made, trained.tokenizer, skip_special=False):",
+        ("tests/serving/test_answers.py",),
+    ),
+    Mutation(
+        "the correlation is 0 by definition only where both sides do not vary",
+        "tasks/scores.py",
+        "if (x == x[:1]).all() or (y == y[:1]).all():",
+        "if (x == x[:1]).all() and (y == y[:1]).all():",
+        ("tests/tasks/test_scores.py",),
+    ),
+    Mutation(
+        "a score of an evaluation that is exactly 0 is none",
+        "train/best.py",
+        "{name: math.nan if value is None else value for",
+        "{name: value or math.nan for",
+        ("tests/train/test_best.py",),
+    ),
+    Mutation(
+        "an error without words that ends a serial run is replaced by an IndexError",
+        "train/loop.py",
+        "{next(iter(str(error).splitlines()), '')}",
+        "{str(error).splitlines()[0]}",
+        ("tests/train/test_loop.py",),
+    ),
+    Mutation(
+        "a progress line of a step with gradients of zero has none",
+        "train/monitor.py",
+        '    if "grad_norm" in line:',
+        '    if line.get("grad_norm"):',
+        ("tests/train/test_monitor.py",),
+    ),
+    Mutation(
+        "of the signals that ask a sweep to end a second one of the same number is not handed on",
+        "train/side_by_side.py",
+        "lambda number, _: asked.append(number)",
+        "lambda number, _: number in asked or asked.append(number)",
+        ("tests/train/test_side_by_side.py",),
+    ),
 ]
 
 

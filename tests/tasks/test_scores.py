@@ -56,6 +56,8 @@ def test_equal_scores_share_the_mean_of_their_ranks() -> None:
     for score in (1.0, 0.1):  # three times 0.1 is more than 0.3
         assert scores_of(np.full((3, 1), score), np.arange(3.0), binary=False) == {"pearson": 0.0, "spearman": 0.0}
         assert scores_of(np.full((3, 1), score), np.full(3, 0.1), binary=False)["pearson"] == 0.0
+        assert scores_of(np.arange(3.0)[:, None], np.full(3, score), binary=False) == {"pearson": 0.0, "spearman": 0.0}
+    assert scores_of(np.full((7, 1), 0.1), np.arange(7.0) ** 2 / 7, binary=False)["pearson"] == 0.0, "not 4e-17"
 
 
 def test_the_order_of_scores_counts_in_their_ranks_alone() -> None:

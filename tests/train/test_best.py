@@ -53,6 +53,12 @@ def test_the_lowest_loss_of_the_checkpoints_that_are_there(tmp_path: Path) -> No
     assert best_of(tmp_path, [1, 5]) is None and best_of(tmp_path / "nowhere", [2]) is None
 
 
+def test_zero_is_a_number(tmp_path: Path) -> None:
+    write_metrics(tmp_path, {2: 1.0}, '{"step": 4, "validation_loss": 0.0, "validation_f1": 0.0}\n')
+    assert best_of(tmp_path, [2, 4]) == Best(4, 0.0) and evaluations_since_best(tmp_path) == 0
+    assert evaluations(tmp_path)[4] == {"validation_loss": 0.0, "validation_f1": 0.0}
+
+
 def test_what_was_told_last_of_a_step_counts_and_no_number_never_wins(tmp_path: Path) -> None:
     write_metrics(tmp_path, {2: 1.0, 4: 2.0, 5: math.nan}, UNKNOWN + '{"step": 2, "validation_loss": 3.0}\n[]\n"a"\n')
     assert best_of(tmp_path, [2, 4, 5, 6]) == Best(4, 2.0)

@@ -284,9 +284,12 @@ def test_an_error_that_ends_a_run_is_an_event_unless_a_supervisor_tells_of_it(
     monkeypatch.setattr(launch, "is_rank", lambda: is_rank)
     with pytest.raises(ConfigError), loop._failure_told(told):  # type: ignore[arg-type]
         raise ConfigError("It is full.\nFree some space.")
+    with pytest.raises(MemoryError), loop._failure_told(told):  # type: ignore[arg-type]
+        raise MemoryError
     with pytest.raises(SystemExit), loop._failure_told(told):  # type: ignore[arg-type]
         raise SystemExit(99)
-    assert told.events == [("no restart", {"reason": "ConfigError: It is full."})] * (not is_rank)
+    reasons = [] if is_rank else ["ConfigError: It is full.", "MemoryError: "]
+    assert told.events == [("no restart", {"reason": reason}) for reason in reasons]
 
 
 def test_each_of_several_losses_is_told_by_its_name() -> None:

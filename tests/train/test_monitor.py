@@ -55,6 +55,11 @@ def test_a_step_that_changed_no_weight_is_told_as_such(tmp_path: Path, capsys: p
     )
 
 
+def test_gradients_of_zero_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monitor(tmp_path).step({**numbers(1), "grad_norm": 0.0}, 0.5)
+    assert "  grad 0.00  " in capsys.readouterr().out
+
+
 def test_the_last_step_is_told_whatever_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = monitor(tmp_path, steps=13)
     for step in range(1, 14):

@@ -161,6 +161,34 @@ def test_a_signal_reaches_one_that_is_being_started(ends: int | None, found: int
     assert (status, told) == (143, {0: found})
 
 
+def test_who_asks_twice_is_heard_twice() -> None:
+    """A point saves at the first Ctrl-C, and ends at once at the second."""
+    processes, told = get_context("fork"), dict[int, int]()
+    is_ready, once = processes.Event(), processes.Event()
+
+    def work() -> None:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(7) if once.is_set() else once.set())
+        is_ready.set()
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            time.sleep(0.02)
+
+    def ask_again() -> None:
+        once.wait(60)
+        os.kill(os.getppid(), signal.SIGTERM)
+
+    def begin(number: int, share: Share) -> BaseProcess:
+        process = processes.Process(target=work)
+        process.start()
+        assert is_ready.wait(60)
+        processes.Process(target=ask_again, daemon=True).start()
+        signal.raise_signal(signal.SIGTERM)
+        return process
+
+    status = run_side_by_side([0], 1, start=begin, ended=lambda number, status, _: told.update({number: status}))
+    assert (status, told) == (0, {0: 7})
+
+
 def test_one_whose_log_cannot_be_written_goes_on(tmp_path: Path) -> None:
     (path := tmp_path / "0.json").write_text(json.dumps({"seconds": 0, "status": 3}))
     process = process_of(run, path, Share(0, 1), Path("/dev/full"))
