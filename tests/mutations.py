@@ -10054,6 +10054,55 @@ MUTATIONS = [
         "lambda number, _: number in asked or asked.append(number)",
         ("tests/train/test_side_by_side.py",),
     ),
+    Mutation(
+        "the folder of a cleaning run that kept nothing is read with its state and what it dropped",
+        "corpus/documents.py",
+        "    if parts is not None:",
+        "    if parts:",
+        ("tests/corpus/test_documents.py",),
+    ),
+    Mutation(
+        "a link in a folder below one that is named too is read twice",
+        "corpus/folders.py",
+        "            folders += [beside, *beside.parents]",
+        "            folders.append(beside)",
+        ("tests/corpus/test_documents.py",),
+    ),
+    Mutation(
+        "a record of an archive that is not a page and is longer than a mebibyte counts as cut short",
+        "corpus/formats.py",
+        "    while record.raw_stream.read(_PIECE):\n        pass\n",
+        "    record.raw_stream.read(_PIECE)\n",
+        ("tests/corpus/test_read.py",),
+    ),
+    Mutation(
+        "what is in the pairs of a Parquet map is not made JSON",
+        "corpus/read.py",
+        "    if isinstance(value, list | tuple):",
+        "    if isinstance(value, list):",
+        ("tests/corpus/test_read.py",),
+    ),
+    Mutation(
+        "options of sbatch without a value get an empty one",
+        "corpus/slurm.py",
+        "{name: value and shlex.quote(str(value)) for name",
+        "{name: shlex.quote(str(value)) for name",
+        ("tests/corpus/test_slurm.py",),
+    ),
+    Mutation(
+        "a sidecar that was replaced alone at a web server is read from its old copy",
+        "data/remote.py",
+        "    said = [_stated(storage.info(file)) for file in files]",
+        "    said = [_stated(storage.info(file)) for file in files[:2]]",
+        ("tests/data/test_remote.py",),
+    ),
+    Mutation(
+        "a Unigram tokenizer.json without an unknown token cannot be read",
+        "data/sentencepiece.py",
+        "    if unknown is None or vocab[unknown][0].startswith(HIDDEN):",
+        "    if vocab[unknown][0].startswith(HIDDEN):",
+        ("tests/data/test_sentencepiece.py",),
+    ),
 ]
 
 

@@ -192,9 +192,14 @@ def test_what_would_be_read_twice_is_refused(tmp_path: Path) -> None:
     file, link = tmp_path / "in" / "a.jsonl", tmp_path / "b.jsonl"
     file.touch()
     link.symlink_to(file)
+    below = tmp_path / "in" / "deep" / "er" / "c.jsonl"
+    below.parent.mkdir(parents=True)
+    (tmp_path / "elsewhere.jsonl").touch()
+    below.symlink_to(tmp_path / "elsewhere.jsonl")
     for inputs, said in [
         ([file, file], f"{file} twice"),
         ([tmp_path / "in", file], f"{file} and {tmp_path / 'in'}, which has it"),
+        ([tmp_path / "in", below], f"{below} and {tmp_path / 'in'}, which has it"),
         ([file, link], f"{file} and {link}, which are the same"),
     ]:
         with pytest.raises(DataError, match=rf"^the inputs name {re.escape(said)}: it would be read twice\. Name"):
@@ -212,6 +217,16 @@ def test_all_parts_of_a_cleaning_run_are_not_read_as_one(tmp_path: Path) -> None
     with pytest.raises(DataError, match=rf"Name one of its parts: {tmp_path / 'test'}, {tmp_path / 'train'}\.$"):
         look_at([tmp_path])
     assert expand([tmp_path / "train"]) == [tmp_path / "train" / "00000.jsonl"]
+
+
+def test_what_a_cleaning_run_that_kept_nothing_has_dropped_is_not_read(
+    tmp_path: Path, run: Callable[..., Result]
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"other": "words"}\n')
+    folder = run(tmp_path / "a.jsonl").folder
+    assert list((folder / "dropped").rglob("*.jsonl.gz"))
+    with pytest.raises(DataError, match=r"Name one of its parts: it kept no document, and has none\.$"):
+        look_at([folder])
 
 
 def test_inputs_that_are_none(tmp_path: Path) -> None:

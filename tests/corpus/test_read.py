@@ -334,6 +334,17 @@ def test_records_that_are_no_documents_are_listed_with_their_number(tmp_path: Pa
     ]
 
 
+def test_records_of_any_size_that_are_not_kept_are_read_to_their_end(tmp_path: Path, run: Run) -> None:
+    """They are whole, and what is behind them is read."""
+    large = b"x" * (5 << 19)
+    (tmp_path / "in.warc").write_bytes(
+        record("request", large) + record("conversion", large) + record("conversion", b"words")
+    )
+    result = run(tmp_path / "in.warc", read={"max_bytes": 50})
+    assert result.texts() == ["words"]
+    assert [(entry["line"], entry["reason"]) for entry in result.dropped("read")] == [(2, "too long")]
+
+
 def test_keys_of_a_record_are_those_that_the_recipe_names(tmp_path: Path, run: Run) -> None:
     (tmp_path / "in.warc").write_bytes(record("conversion", b"one") + record("resource", b"a picture"))
     names = {"key": "body", "id_key": "number", "url_key": "address"}
@@ -596,6 +607,17 @@ def test_bytes_in_other_columns_are_written_as_base64(tmp_path: Path, run: Run) 
     pq.write_table(pa.table(columns), tmp_path / "in.parquet")
     (row,) = run(tmp_path / "in.parquet").rows()
     assert row["metadata"] == {"hash": "AP8=", "pictures": [{"bytes": "cG5n", "path": "a.png"}]}
+
+
+def test_pairs_of_a_parquet_map_are_written_so_that_everyone_reads_them(tmp_path: Path, run: Run) -> None:
+    columns = {
+        "text": ["t"],
+        "scores": pa.array([[("a", math.nan), ("b", 0.5)]], pa.map_(pa.string(), pa.float64())),
+        "hashes": pa.array([[("a", b"\x00\xff")]], pa.map_(pa.string(), pa.binary())),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    (row,) = run(tmp_path / "in.parquet").rows()
+    assert row["metadata"] == {"scores": [["a", None], ["b", 0.5]], "hashes": [["a", "AP8="]]}
 
 
 def test_a_row_that_is_nested_too_deeply_is_listed(tmp_path: Path, run: Run) -> None:

@@ -69,6 +69,7 @@ def test_a_stage_waits_for_all_arrays_of_the_one_before(tmp_path: Path, cluster:
         assert line in cluster.script(by_stage["documents"][0])
     assert f"export PATH={sys.prefix}/bin:$PATH\n" in cluster.script(by_stage["documents"][0]), "this Python's programs"
     assert "--array=0-2%2\n" in cluster.script(by_stage["documents"][0]), "so many workers at once"
+    assert "#SBATCH --requeue\n" in cluster.script(by_stage["documents"][0]), "an option that takes no value"
     assert "--qos" not in cluster.script(by_stage["documents"][0]), "a cluster need not have one"
 
 

@@ -259,6 +259,15 @@ def on_the_web(monkeypatch: pytest.MonkeyPatch, storage: Any, said: dict[str, st
     monkeypatch.setattr(web, "info", info)
 
 
+def tagged_on_the_web(monkeypatch: pytest.MonkeyPatch, storage: Any, tags: dict[str, str]) -> None:
+    """The same; `tags`: the version of each file, by the last four characters of its name."""
+    on_the_web(monkeypatch, storage, {}, ())
+    unnamed = type(storage).info
+    monkeypatch.setattr(
+        type(storage), "info", lambda self, path, **_: {**unnamed(self, path), "ETag": tags.get(path[-4:])}
+    )
+
+
 @pytest.mark.parametrize(
     ("header", "of"),
     [
@@ -300,15 +309,25 @@ def test_an_index_that_was_replaced_alone_on_a_web_server(
 ) -> None:
     """The same tokens, in other documents."""
     (url, local), tags = uploaded, {".bin": "tokens", ".idx": "first", "json": "sidecar"}
-    on_the_web(monkeypatch, storage, {}, ())
-    unnamed = type(storage).info
-    monkeypatch.setattr(
-        type(storage), "info", lambda self, path, **_: {**unnamed(self, path), "ETag": tags.get(path[-4:])}
-    )
+    tagged_on_the_web(monkeypatch, storage, tags)
     assert open_token_file(url, str(tmp_path)).lengths.tolist() == local.lengths.tolist() == [70, 3, 128, 10]
     storage.put_file(write_tokens(3, 70, 128, 10) + ".idx", "/bucket/corpus.idx")
     tags[".idx"] = "second"
     assert open_token_file(url, str(tmp_path)).lengths.tolist() == [3, 70, 128, 10]
+
+
+def test_a_sidecar_that_was_replaced_alone_on_a_web_server(
+    uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (url, local), tags = uploaded, {".bin": "tokens", ".idx": "index", "json": "first"}
+    tagged_on_the_web(monkeypatch, storage, tags)
+    cache = str(tmp_path / "cache")
+    found = [read_sidecar(open_token_file(url, cache))]
+    Sidecar("1" * 64, 60_000, None, 4, 211, 900, ("b",)).write(local.prefix)
+    storage.put_file(f"{local.prefix}.json", "/bucket/corpus.json")
+    tags["json"] = "second"
+    found.append(read_sidecar(open_token_file(url, cache)))
+    assert [each and each.tokenizer_sha256 for each in found] == ["0" * 64, "1" * 64]
 
 
 def test_a_version_on_a_web_server_that_says_none_is_told_by_both_ends_of_the_tokens_alone(

@@ -74,6 +74,16 @@ def test_what_is_published_names_control_tokens_as_others_do_and_is_the_same_tok
     assert Tokenizer.from_json(again.published()).sha256 == ours.sha256
 
 
+def test_a_unigram_tokenizer_without_an_unknown_token_is_read(tmp_path: Path) -> None:
+    """As the library trains it where none is named."""
+    vocab = [("<s>", 0.0), ("a", -1.0), ("b", -2.0)]
+    tokenizers.Tokenizer(tokenizers.models.Unigram(vocab)).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert tokenizer.encode("ab") == [1, 2] and tokenizer.vocab_size == 3
+    with pytest.raises(DataError, match="Name a tokenizer that has a token for unknown words"):
+        tokenizer.encode("z")
+
+
 def test_of_several_models_in_a_folder_none_is_meant(tmp_path: Path) -> None:
     alone = loaded(tmp_path, piece("a"))
     assert Tokenizer.load(tmp_path).sha256 == alone.sha256
