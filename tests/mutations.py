@@ -10103,6 +10103,48 @@ MUTATIONS = [
         "    if vocab[unknown][0].startswith(HIDDEN):",
         ("tests/data/test_sentencepiece.py",),
     ),
+    Mutation(
+        "a link to a pipe passes for a file of prompts",
+        "generation/prompts.py",
+        "not (path.is_file() or path.is_dir()):",
+        "not (path.is_symlink() or path.is_file() or path.is_dir()):",
+        ("tests/generation/test_prompts.py",),
+    ),
+    Mutation(
+        "every GGUF tokenizer that cuts by a pattern composes text",
+        "gguf/tokenizer.py",
+        'if pre == "qwen2" else None,',
+        "if split is not None else None,",
+        ("tests/gguf/test_convert.py",),
+    ),
+    Mutation(
+        "the agent is looked for at the head of the process group",
+        "launch/agent.py",
+        "pid = int(stat_of(pid)[1])",
+        "pid = int(stat_of(pid)[2])",
+        ("tests/launch/test_agent.py",),
+    ),
+    Mutation(
+        "a full disk ends who notes how a rank has ended",
+        "launch/board.py",
+        "    with suppress(OSError):\n        _write(file, text)",
+        "    with suppress(FileNotFoundError):\n        _write(file, text)",
+        ("tests/launch/test_board.py",),
+    ),
+    Mutation(
+        "silent ranks are killed beside their supervisor too",
+        "launch/watch.py",
+        "            self._end_silent([picture.reports[rank] for rank in picture.silent])",
+        "        self._end_silent([picture.reports[rank] for rank in picture.silent])",
+        ("tests/launch/test_watch_alarm.py",),
+    ),
+    Mutation(
+        "labels that do not count must be in the vocabulary",
+        "model/stack.py",
+        "assert are_tokens(labels, self.vocab_size, loss_weights), (",
+        "assert are_tokens(labels, self.vocab_size), (",
+        (STEP,),
+    ),
 ]
 
 

@@ -48,6 +48,18 @@ def test_a_pipe_is_refused(tmp_path: Path, reads: Callable[[Path], object], what
         reads(tmp_path / "pipe")
 
 
+def test_a_pipe_that_a_shell_has_a_name_for_is_refused() -> None:
+    """As /dev/stdin, or what bash makes of <(...): a link."""
+    reader, writer = os.pipe()
+    os.write(writer, b"Once upon a time\n")
+    os.close(writer)
+    try:
+        with pytest.raises(DataError, match=rf"/dev/fd/{reader} is no plain file, and its prompts are read more than"):
+            read_prompts(Path(f"/dev/fd/{reader}"))
+    finally:
+        os.close(reader)
+
+
 @pytest.mark.parametrize(
     "content", ["nonsense", DEEP, "3", '"messages"', '{"messages": {}}'], ids=lambda text: text[:9]
 )

@@ -295,6 +295,16 @@ def test_a_tokenizer_split_as_qwen_2_is_qwen_2s_own(tmp_path: Path) -> None:
     assert made.encode("cafe\u0301") == made.encode("caf\u00e9") == theirs.encode("cafe\u0301")
 
 
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe"])
+def test_accents_stay_as_they_are_written_where_the_original_leaves_them(pre: str) -> None:
+    tokens = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), "Ã©"]
+    said = {"model": "gpt2", "pre": pre, "tokens": tokens, "merges": ["Ã ©"], "token_type": [1] * len(tokens)}
+    made = tokenizer_in(Header(Path(), {f"tokenizer.ggml.{key}": value for key, value in said.items()}, {}))
+    assert isinstance(made, Tokenizer)
+    for text, count in (("e\u0301", 3), ("\u00e9", 1)):
+        assert len(made.encode(text)) == count and made.decode(made.encode(text)) == text
+
+
 def test_one_of_another_kind_is_left_with_the_file_to_name(tmp_path: Path) -> None:
     write(
         tmp_path / "model.gguf",

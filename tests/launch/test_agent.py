@@ -27,6 +27,19 @@ def test_it_is_found_by_what_it_starts(between: list[str]) -> None:
         assert done.stdout.strip() == expected
 
 
+def test_the_first_process_of_a_group_is_not_taken_for_it() -> None:
+    """That of a script, say, in whose group of processes a shell has started the rank."""
+    rank = {**environment(), "RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "job"}
+    first = subprocess.Popen(["sleep", "100"], process_group=0)
+    try:
+        command = [*SHELL, sys.executable, "-c", SAY]
+        done = subprocess.run(command, env=rank, process_group=first.pid, capture_output=True, text=True, check=True)
+    finally:
+        first.kill()
+        first.wait()
+    assert done.stdout.strip() == str(os.getpid())
+
+
 def ended() -> ProcessId:
     process = subprocess.Popen(["sleep", "100"])
     found = process_id_of(process.pid)

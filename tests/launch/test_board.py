@@ -10,6 +10,7 @@ import pytest
 from torch.distributed import HashStore
 
 from colonnade.launch.board import Board, FolderBoard, StoreBoard, explanation_file, note_end, report_file
+from tests.disks import room_for
 
 
 @pytest.mark.parametrize("kind", ["folder", "store"])
@@ -63,3 +64,12 @@ def test_who_has_ended_is_read_with_how_whatever_its_number(tmp_path: Path) -> N
         note_end(tmp_path, rank, how)
         board.post(rank + 1, "a report")
     assert board.ended() == ends
+
+
+def test_who_tells_of_an_end_on_a_full_disk_goes_on(tmp_path: Path) -> None:
+    """Others learn of it later, and never the half of it."""
+    with room_for(4):
+        note_end(tmp_path, 3, "by SIGKILL")
+    assert FolderBoard(tmp_path).ended() == {}
+    note_end(tmp_path, 3, "by SIGKILL")
+    assert FolderBoard(tmp_path).ended() == {3: "by SIGKILL"}

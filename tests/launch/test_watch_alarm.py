@@ -4,15 +4,17 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from colonnade.launch import watch
-from colonnade.launch.board import FolderBoard
-from colonnade.launch.explanation import Report
+from colonnade.launch.board import Board, FolderBoard, StoreBoard, explanation_file
+from colonnade.launch.explanation import Picture, Report
 from colonnade.launch.watch import Watch
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Site
@@ -78,3 +80,18 @@ def test_ranks_of_this_machine_that_stand_still_are_ended_when_all_have_looked(
     assert slept == []
     mine._end_silent([report_of(ProcessId("elsewhere", 1, "7")), report_of(process_id_of(sleeper.pid))])
     assert slept == [watch._LAST] and sleeper.wait(30.0) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("supervised", [True, False], ids=["a supervisor", "none"])
+def test_a_rank_that_stands_still_is_left_to_the_supervisor_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], supervised: bool
+) -> None:
+    """It would take a rank that was killed for the cause, and what the others waited for would not be shown."""
+    killed = list[ProcessId]()
+    monkeypatch.setattr(watch, "kill", killed.append)
+    monkeypatch.setattr(watch, "_LAST", 0.0)
+    board: Board = FolderBoard(tmp_path) if supervised else StoreBoard(HashStore())
+    still = report_of(ProcessId("here", 1, "7"))
+    Watch(Mesh(), 5.0, board)._tell(Picture({0: replace(still, rank=0), 1: still}, silent=[1]))
+    told = explanation_file(tmp_path, 0).read_text() if supervised else capfd.readouterr().err
+    assert told.startswith("rank 0 [] ") and killed == ([] if supervised else [still.process])
