@@ -10145,6 +10145,50 @@ MUTATIONS = [
         "assert are_tokens(labels, self.vocab_size), (",
         (STEP,),
     ),
+    Mutation(
+        "control tokens behind the first gap of a T5's prompt are read as text",
+        "data/t5_dataset.py",
+        "tokenizer.encode(part, control=control) if part else []",
+        "tokenizer.encode(part, control=control and not ids) if part else []",
+        ("tests/data/test_t5_dataset.py",),
+    ),
+    Mutation(
+        "an index has its name before its sidecar has",
+        "data/writer.py",
+        "        if self._json.exists():\n            self._json.replace(sidecar_path(self.prefix))\n"
+        "        self._idx.replace(idx_path(self.prefix))\n",
+        "        self._idx.replace(idx_path(self.prefix))\n"
+        "        if self._json.exists():\n            self._json.replace(sidecar_path(self.prefix))\n",
+        ("tests/data/test_tokenize.py",),
+    ),
+    Mutation(
+        "a whole token file beside an unfinished folder is replaced unasked",
+        "data/writer.py",
+        "half_named = str(bin_path(output)) in present and str(idx_path(output)) not in present",
+        "half_named = str(bin_path(output)) in present",
+        ("tests/data/test_tokenize.py",),
+    ),
+    Mutation(
+        "a run that was killed behind naming its sidecar is refused",
+        "data/writer.py",
+        "half_named = str(bin_path(output)) in present and str(idx_path(output)) not in present",
+        "half_named = present == [str(bin_path(output))]",
+        ("tests/data/test_tokenize.py",),
+    ),
+    Mutation(
+        "two prefixes that differ behind a dot share their unfinished work",
+        "data/writer.py",
+        'return Path(f"{prefix}.unfinished")',
+        'return Path(prefix).with_suffix(".unfinished")',
+        ("tests/data/test_tokenize.py",),
+    ),
+    Mutation(
+        "answers are chosen among infinite logits",
+        "evaluation/questions.py",
+        "if not np.isfinite(logits).all():",
+        "if np.isnan(logits).any():",
+        ("tests/evaluation/test_questions.py",),
+    ),
 ]
 
 

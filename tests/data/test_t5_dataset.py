@@ -293,3 +293,11 @@ def test_sentinels_in_a_text_are_these_and_nothing_else_is_a_control_token() -> 
         text_with_gaps(tokenizer, "a <extra_id_12>")
     first_of_all = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel({"<extra_id_0>": 0, "a": 1}, "a")))
     assert text_with_gaps(first_of_all, "a<extra_id_0>a") == [1, 0, 1]
+
+
+def test_control_tokens_are_read_before_and_behind_a_gap_where_that_is_asked_for() -> None:
+    text = "dark<|endoftext|><extra_id_0>night<|endoftext|>"
+    tokenizer = train_bpe([text], 300, sentinels=12)
+    dark, night = tokenizer.encode("dark"), tokenizer.encode("night")
+    end, gap = tokenizer.end_of_document, tokenizer.id_of("<extra_id_0>")
+    assert text_with_gaps(tokenizer, text, control=True) == [*dark, end, gap, *night, end]

@@ -381,10 +381,12 @@ def test_a_full_disk_later_on_keeps_what_is_done(
     assert (report.documents, report.resumed) == (3, 1) and files(tmp_path) == {"in", "a.bin", "a.idx", "a.json"}
 
 
-def test_a_run_that_is_interrupted_keeps_what_is_done(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C, while the second of three files is encoded."""
+Interrupt = Callable[..., list[Path]]
+
+
+@pytest.fixture
+def interrupt(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Interrupt:
+    """Ctrl-C, while the second of three files is encoded; gives the files."""
     monkeypatch.setattr(tokenize, "SEGMENT_BYTES", 1)
     (tmp_path / "in").mkdir()
     source, before = [jsonl(tmp_path / "in" / f"{name}.jsonl", name) for name in "abc"], tokenize._encode
@@ -394,11 +396,42 @@ def test_a_run_that_is_interrupted_keeps_what_is_done(
             raise KeyboardInterrupt
         return before(*given)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(tokenize, "_encode", interrupted)
-        tokenize_files(source, tmp_path / "a", tokenizer, progress=False)
-    report = tokenize_files(source, tmp_path / "a", tokenizer, progress=False)
+    def begin(output: Path, *, overwrite: bool = False) -> list[Path]:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(tokenize, "_encode", interrupted)
+            tokenize_files(source, output, tokenizer, overwrite=overwrite, progress=False)
+        return source
+
+    return begin
+
+
+def test_a_run_that_is_interrupted_keeps_what_is_done(
+    tmp_path: Path, tokenizer: Tokenizer, interrupt: Interrupt
+) -> None:
+    report = tokenize_files(interrupt(tmp_path / "a"), tmp_path / "a", tokenizer, progress=False)
     assert (report.documents, report.resumed) == (3, 1) and files(tmp_path) == {"in", "a.bin", "a.idx", "a.json"}
+
+
+def test_a_run_that_was_to_replace_a_file_does_so_after_an_interrupt_only_if_it_is_said_again(
+    tmp_path: Path, tokenizer: Tokenizer, interrupt: Interrupt
+) -> None:
+    tokenize_files([jsonl(tmp_path / "older.jsonl", "Older.")], tmp_path / "a", tokenizer, progress=False)
+    older = bin_path(tmp_path / "a").read_bytes()
+    source = interrupt(tmp_path / "a", overwrite=True)
+    with pytest.raises(DataError, match=r"exist already\. Choose another output, or pass --overwrite"):
+        tokenize_files(source, tmp_path / "a", tokenizer, progress=False)
+    assert bin_path(tmp_path / "a").read_bytes() == older
+    report = tokenize_files(source, tmp_path / "a", tokenizer, overwrite=True, progress=False)
+    assert (report.documents, report.resumed) == (3, 1)
+
+
+def test_a_prefix_that_differs_behind_a_dot_alone_leaves_alone_what_is_done_of_another(
+    tmp_path: Path, tokenizer: Tokenizer, interrupt: Interrupt
+) -> None:
+    source = interrupt(tmp_path / "corpus.train")
+    tokenize_files(source[2:], tmp_path / "corpus.valid", tokenizer, progress=False)
+    report = tokenize_files(source, tmp_path / "corpus.train", tokenizer, progress=False)
+    assert (report.documents, report.resumed) == (3, 1)
 
 
 @pytest.mark.parametrize("last", [".bin", ".json", ".idx"])

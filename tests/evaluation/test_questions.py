@@ -57,9 +57,10 @@ def test_a_model_whose_logits_are_no_numbers_answers_nothing(tmp_path: Path, may
     prepared = prepare([question(1, WORDS[0])], vocabulary(tmp_path), Windows(), 8)
     logits = np.zeros((1, 8, 2))
     assert choose(prepared, logits, Selection(), may_be_none=may_be_none)["q"].best[0].text == WORDS[0]
-    logits[0, 3, 1] = np.nan
-    with pytest.raises(CheckpointError, match=r"logits of where answers begin and end are not finite: its weights are"):
-        choose(prepared, logits, Selection(), may_be_none=may_be_none)
+    for broken in (np.nan, np.inf, -np.inf):
+        logits[0, 3, 1] = broken
+        with pytest.raises(CheckpointError, match=r"logits of where answers begin and end are not finite: its weights"):
+            choose(prepared, logits, Selection(), may_be_none=may_be_none)
 
 
 def test_a_text_of_which_the_tokenizer_makes_nothing_is_told(tmp_path: Path) -> None:
