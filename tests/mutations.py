@@ -5942,8 +5942,8 @@ MUTATIONS = [
     Mutation(
         "the data sets of a blend are measured on as many samples as the whole",
         "train/held_out.py",
-        "each = {name: measure(one, count) for",
-        "each = {name: measure(one, num_samples) for",
+        "each[name] = measure(one, count)",
+        "each[name] = measure(one, num_samples)",
         ("tests/train/test_held_out.py",),
     ),
     Mutation(

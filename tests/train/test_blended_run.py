@@ -3,9 +3,16 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from colonnade.config.load import load
+from colonnade.mesh.mesh import Mesh
+from colonnade.train.change import Change
+from colonnade.train.corpus import open_corpus
+from colonnade.train.in_force import InForce
 from tests import tiny
 from tests.commands import forked
 from tests.runs import metrics
@@ -42,6 +49,26 @@ def blended(config: Path, corpus: TinyCorpus, other: TinyCorpus) -> Path:
 
 def losses(folder: Path) -> list[float]:
     return [line["loss"] for line in metrics(folder)]
+
+
+def test_a_blend_that_is_changed_back_goes_on_behind_the_last_sample_of_each_file(blended: Path) -> None:
+    """As one that is changed to any other."""
+    began = load(blended)
+    assert began.data.blend is not None
+    first, second = began.data.blend, dict(zip(began.data.blend, (0.9, 0.1), strict=True))
+    changes = [
+        Change(at=step, values={"data.blend": blend}, was={"data.blend": first}, line=str(step), position=4 * step)
+        for step, blend in ((3, second), (6, first))
+    ]
+    follow = InForce(began, open_corpus(began), Mesh(), cast(Any, None))
+    read: list[tuple[int, int]] = []
+    for number, (start, stop) in enumerate(pairwise((0, 12, 24, 36))):
+        training = cast(Any, follow._at(changes[:number])[1].training)
+        found = training.dataset.blend.locate(np.arange(start, stop))
+        read += zip(found.sets.tolist(), found.indices.tolist(), strict=True)
+    for each in (0, 1):
+        own = [sample for part, sample in read if part == each]
+        assert own == list(range(len(own))) and own
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from colonnade.data.blended_dataset import BlendedDataset
+from colonnade.errors import DataError
+from colonnade.evaluation.perplexity import NothingScored
 from colonnade.evaluation.squad import SquadScores
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, paper_mesh
@@ -81,6 +83,36 @@ def test_data_sets_of_a_blend_are_measured_on_the_samples_that_they_have_in_it(
     assert [len(each) for each in seen] == ([5, 4, 1] if asked == 5 else [9, 7, 2])
     assert all(each == list(range(len(each))) for each in seen)
     assert (found.found, found.each) == (1, {"books": 2, "code": 3})
+
+
+def test_of_a_data_set_whose_few_samples_have_no_label_that_counts_nothing_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The blend as a whole is measured all the same; where none of its samples has one, that is an error."""
+
+    class Two(BlendedDataset):
+        def __init__(self) -> None:
+            self.parts = tuple(SimpleNamespace(file=SimpleNamespace(prefix=name)) for name in ("books", "rare"))  # type: ignore[assignment]
+
+        def __len__(self) -> int:
+            return 9
+
+        def first_of_each(self, num_samples: int) -> list[int]:
+            return [8, 1]
+
+    def measure(_: object, part: Any, count: int, **__: object) -> int:
+        if count in missing:
+            raise NothingScored("no label counts")
+        return count
+
+    stub: Any = None
+    missing = {1}
+    monkeypatch.setattr(held_out, "_measure", measure)
+    found: Any = held_out.evaluate_part(stub, Two(), stub, Mesh(), hidden=None, samples=9, micro_batch_size=8)
+    assert (found.found, found.each) == (9, {"books": 8})
+    missing.add(9)
+    with pytest.raises(DataError, match="no label counts"):
+        held_out.evaluate_part(stub, Two(), stub, Mesh(), hidden=None, samples=9, micro_batch_size=8)
 
 
 def test_a_blend_of_one_data_set_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,10 @@ Hidden = Callable[[Inputs], Carry | None]
 """Computes what goes into the loss; None on pipeline stages that do not have it."""
 
 
+class NothingScored(DataError):
+    """Of what is to be evaluated no label counts."""
+
+
 @dataclass(frozen=True)
 class Perplexity:
     """What an evaluation found, the same on every rank."""
@@ -103,7 +107,7 @@ def evaluate(
         sums += _loss_tokens_bytes(model, batch.to(device), hidden, lengths)
     loss, tokens, num_bytes = all_reduce(all_reduce(sums, dp), pp).tolist()
     if tokens == 0:
-        raise DataError(
+        raise NothingScored(
             "the evaluation has no token to score: no batches, or every label is masked. Give it more text."
         )
     return _perplexity(loss, round(tokens), None if lengths is None else round(num_bytes), words)

@@ -1,6 +1,7 @@
 """The held-out parts of a run's data, measured while it trains and afterwards in the same way."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -10,6 +11,7 @@ import torch
 from colonnade.data.blended_dataset import BlendedDataset
 from colonnade.data.datasets import Dataset
 from colonnade.data.loader import evaluation_batches
+from colonnade.evaluation.perplexity import NothingScored
 from colonnade.evaluation.squad import SquadScores
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.model import Transformer
@@ -58,7 +60,7 @@ def evaluate_part(
     micro_batch_size: int,
 ) -> Evaluation:
     """Losses on the first `samples` samples of a validation or test part, shared by the dp ranks. Of a blend, those of
-    each data set are read once more by themselves.
+    each data set are read once more by themselves, where a label of them counts.
     """
     measure = partial(_measure, model, corpus=corpus, mesh=mesh, hidden=hidden, micro_batch_size=micro_batch_size)
     num_samples = min(len(part), samples)
@@ -67,7 +69,10 @@ def evaluate_part(
         return Evaluation(found)
     names = data_set_names([one.file.prefix for one in part.parts])
     counts = part.first_of_each(num_samples)
-    each = {name: measure(one, count) for name, one, count in zip(names, part.parts, counts, strict=True)}
+    each = {}
+    for name, one, count in zip(names, part.parts, counts, strict=True):
+        with suppress(NothingScored):  # of a rare one the few samples may have no label that counts
+            each[name] = measure(one, count)
     return Evaluation(found, each)
 
 

@@ -98,10 +98,10 @@ class InForce:
         return config, corpus
 
     def _at(self, changes: Sequence[Change]) -> tuple[Config, Corpus]:
-        config = in_force(self._began, changes)
-        if _reads(config) == _reads(self._began):
+        config, earlier = in_force(self._began, changes), earlier_blends(self._began, changes)
+        if not earlier and _reads(config) == _reads(self._began):
             return config, self._corpus
-        corpus = open_together(config, self._mesh.world, earlier_blends(self._began, changes))
+        corpus = open_together(config, self._mesh.world, earlier)
         on_all_ranks(lambda: attach_stored(config, corpus), self._mesh.world)
         return config, corpus
 
