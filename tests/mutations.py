@@ -9893,6 +9893,13 @@ MUTATIONS = [
         ("tests/train/test_rollbacks.py",),
     ),
     Mutation(
+        "a rollback to a checkpoint that is damaged stays the run's",
+        "train/recovery.py",
+        "        rollbacks.forget_behind(run, metadata.step)\n",
+        "        pass\n",
+        ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
         "a rate that an earlier rollback has lowered rises with the next one",
         "train/rollbacks.py",
         "state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)",

@@ -536,6 +536,17 @@ def test_one_to_a_later_step_is_left_behind_by_one_to_an_earlier_step(finished: 
     assert position([earlier, later]) == position([later]) == 9 * 4
 
 
+def test_one_to_a_checkpoint_that_was_damaged_is_forgotten(finished: Finished, run: Path) -> None:
+    """The run goes on from before it: what is saved from there on is not to be taken away for want of it."""
+    rollbacks.write(run, [Rollback(to=6, skip=3)])
+    (run / "checkpoints" / folder_name(6)).rename(run / "checkpoints" / f"damaged_{folder_name(6)}")
+    config = load(finished.config, [f"run.folder={run}"])
+    corpus = open_corpus(config)
+    state = build_state(config, Mesh(), corpus.vocab_size, torch.device("cpu"))
+    restore(state, config, corpus)
+    assert (state.step, state.rollbacks, rollbacks.read(run)) == (4, [], [])
+
+
 def test_a_list_of_before_there_were_names_is_read(run: Path) -> None:
     (run / ROLLBACKS).write_text('[{"to": 4, "skip": 2, "reason": "asked for"}]')
     assert rollbacks.read(run) == [Rollback(to=4, skip=2, reason="asked for")]

@@ -134,6 +134,26 @@ def test_a_return_that_was_killed_takes_away_what_is_behind_its_step_alone(run: 
     assert saved_steps(run) == left
 
 
+@pytest.mark.parametrize(
+    ("to", "step", "left"), [([2, 4], 2, [2]), ([2, 4], 4, [2, 4]), ([6, 4], 2, []), ([6, 4], 4, [6, 4]), ([], 2, [])]
+)
+def test_a_return_is_forgotten_where_the_run_goes_on_from_before_its_step(
+    run: Path, to: list[int], step: int, left: list[int]
+) -> None:
+    """What it returned to is damaged. Those that another return has left behind still count as tries."""
+    rollbacks.write(run, [Rollback(to=each) for each in to])
+    rollbacks.forget_behind(run, step)
+    assert [each.to for each in rollbacks.read(run)] == left
+
+
+def test_later_checkpoints_stay_where_the_one_that_a_run_returned_to_is_gone(run: Path) -> None:
+    """The run went on from an older one, and they are of that course."""
+    rollbacks.write(run, [Rollback(to=4, skip=1, id="it")])
+    (run / "checkpoints" / "step_00000004").rename(run / "checkpoints" / "damaged_step_00000004")
+    rollbacks.finish(run)
+    assert saved_steps(run) == [2, 6]
+
+
 def test_to_the_newest_checkpoint_there_is_nothing_to_finish(run: Path) -> None:
     """It is read when the run goes on, and not before: should it be damaged, an older one takes its place."""
     rollbacks.write(run, [Rollback(to=6, skip=1, id="it")])

@@ -401,7 +401,10 @@ def restore(
     if metadata.loss_scale is not None:
         state.loss_scale = state.loss_scale.resumed(metadata.loss_scale.model_dump())
     state.watch = LossWatch(**metadata.watch.model_dump())
-    recorded = rollbacks.read_together(run, state.ownership.mesh.world)
+    world = state.ownership.mesh.world
+    if world.rank == 0:
+        rollbacks.forget_behind(run, metadata.step)
+    recorded = rollbacks.read_together(run, world)
     config, state.changes = in_force(began, metadata.changes), metadata.changes
     corpus, state.optimizer = replace(corpus, curriculum=curriculum_of(config)), optimizer_of(config)
     rollbacks.apply(state, config, corpus, recorded, metadata.rollbacks)

@@ -59,11 +59,22 @@ def write(run: Path, rollbacks: Sequence[Rollback]) -> None:
     write_whole(run / ROLLBACKS, _LIST.dump_json(list(rollbacks), indent=1) + b"\n")
 
 
+def forget_behind(run: Path, step: int) -> None:
+    """Of a run that goes on from a step: forget the rollbacks to later ones, whose checkpoints were damaged, or are
+    gone. Else what is saved from here on, which knows nothing of them, would look as if it were to be taken away.
+    """
+    recorded = read(run)
+    if recorded and recorded[-1].to > step:  # else those to later steps are not in force
+        write(run, [each for each in recorded if each.to <= step])
+
+
 def finish(run: Path) -> None:
-    """Do the rest of a rollback that was killed: take away the checkpoints behind the one that it returned to."""
+    """Do the rest of a rollback that was killed: take away the checkpoints behind the one that it returned to. Where
+    that one is not there, the run has gone on since, perhaps from an older one.
+    """
     recorded = read(run)
     saved = checkpoints_in(checkpoints(run)) if recorded else {}
-    if not saved or max(saved) <= recorded[-1].to:
+    if not saved or recorded[-1].to not in saved or max(saved) == recorded[-1].to:
         return
     newest = saved[max(saved)]
     if recorded[-1] not in metadata_of(newest, read_manifest(newest)).rollbacks:
