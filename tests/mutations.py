@@ -9900,6 +9900,13 @@ MUTATIONS = [
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
+        "checkpoints are deleted for a return by itself to one with wrong bytes",
+        "train/undo.py",
+        "manifest import verify\n",
+        "manifest import read_manifest as verify\n",
+        ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
         "a rate that an earlier rollback has lowered rises with the next one",
         "train/rollbacks.py",
         "state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)",

@@ -125,7 +125,7 @@ def test_what_keeps_it_from_being_set_aside_is_raised(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(damaged, "gather_texts", lambda *_: pytest.fail("rank 0 says that it goes on waiting"))
     with pytest.raises(PermissionError, match="the folder may not be written"):
-        damaged._by_rank_0(work, Mesh().world)
+        damaged.by_rank_0(work, Mesh().world)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), CheckpointError("of a newer version")])

@@ -340,11 +340,13 @@ def test_nothing_is_lost_where_a_run_cannot_return(config: Path, tmp_path: Path)
         roll_back(Divergence(steps, steps, "has loss nan"), None, saving, **given)  # type: ignore[arg-type]
     assert snapshot(run) == before and len(told.of("no rollback")) == 1
     newest = max(step for step in saved_steps(run) if step + settings.divergence.healthy_for < steps)
-    (run / "checkpoints" / folder_name(newest) / "manifest.json").write_text("{")
-    before = snapshot(run)
-    with pytest.raises(ColonnadeError, match=rf"It does not return to {folder_name(newest)}: .*manifest"):
-        roll_back(Divergence(steps, steps, "has loss nan"), None, saving, **given)  # type: ignore[arg-type]
-    assert snapshot(run) == before
+    for file in ("__0_0.distcp", "manifest.json"):
+        damaged = run / "checkpoints" / folder_name(newest) / file
+        damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+        before = snapshot(run)
+        with pytest.raises(ColonnadeError, match=rf"It does not return to {folder_name(newest)}: .*{file} is damaged"):
+            roll_back(Divergence(steps, steps, "has loss nan"), None, saving, **given)  # type: ignore[arg-type]
+        assert snapshot(run) == before
 
 
 @pytest.mark.slow

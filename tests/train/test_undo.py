@@ -103,7 +103,7 @@ def test_an_earlier_return_to_the_same_step_counts_for_which_batches_are_passed_
     """Behind it the batches are others, of another size perhaps."""
     metadata: Any = SimpleNamespace(samples=40, step=10, rollbacks=())
     monkeypatch.setattr(undo, "metadata_of", lambda *_: metadata)
-    monkeypatch.setattr(undo, "read_manifest", lambda path: path)
+    monkeypatch.setattr(undo, "verify", lambda path: path)
     monkeypatch.setattr(rollbacks, "check_left", lambda *_: None)
     # four samples a batch up to the 48th, eight behind it
     curriculum = SimpleNamespace(

@@ -66,7 +66,7 @@ def _set_aside(config: Config, world: Axis, monitor: Monitor, why: str) -> bool:
     """Whether another checkpoint has taken the place of the newest; the same on all ranks."""
     if not config.restarts.limit or config.restarts.damaged != "fall_back":
         return False
-    return _by_rank_0(lambda: _replaced(config, monitor, why), world)
+    return by_rank_0(lambda: str(_replaced(config, monitor, why)), world) == str(True)
 
 
 def _replaced(config: Config, monitor: Monitor, why: str) -> bool:
@@ -87,9 +87,11 @@ def _replaced(config: Config, monitor: Monitor, why: str) -> bool:
     return True
 
 
-def _by_rank_0(work: Callable[[], bool], world: Axis) -> bool:
-    """What `work` returns on rank 0; the others wait however long it takes, and hear of rank 0 every `TICK`."""
-    result: Future[bool] = Future()
+def by_rank_0(work: Callable[[], str], world: Axis) -> str:
+    """The text that `work` returns on rank 0, which is not empty; every rank calls this. The others wait however long
+    it takes, and hear of rank 0 every `TICK`.
+    """
+    result: Future[str] = Future()
 
     def run() -> None:
         try:
@@ -102,6 +104,5 @@ def _by_rank_0(work: Callable[[], bool], world: Axis) -> bool:
     while True:
         if world.rank == 0:
             wait([result], TICK)
-        word = str(result.result()) if result.done() else ""
-        if told := gather_texts(word, world)[0]:
-            return told == str(True)
+        if told := gather_texts(result.result() if result.done() else "", world)[0]:
+            return told

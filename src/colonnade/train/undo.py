@@ -6,7 +6,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from colonnade.checkpoint.folders import discard_after
-from colonnade.checkpoint.manifest import read_manifest
+from colonnade.checkpoint.manifest import verify
 from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError
@@ -14,6 +14,7 @@ from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks
 from colonnade.train.corpus import Corpus
+from colonnade.train.damaged import by_rank_0
 from colonnade.train.divergence import NO_ROLLBACK, ROLLED_BACK, Divergence, Rollback, decide, stopped
 from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.metadata import metadata_of
@@ -75,20 +76,21 @@ def _decided(found: Divergence, run: Path, config: Config, mesh: Mesh, corpus: C
     name, *saved = json.loads(gather_texts(seen, mesh.world)[0])
     decided = decide(found, saved, past, config.divergence, folder=config.run.folder)
     decided = decided.model_copy(update={"id": name})
-    weighed = json.dumps(_weighed(decided, past, config, corpus)) if mesh.rank == 0 else ""
-    reason, passed = json.loads(gather_texts(weighed, mesh.world)[0])
+    weighed = by_rank_0(lambda: json.dumps(_weighed(decided, past, config, corpus)), mesh.world)
+    reason, passed = json.loads(weighed)
     if reason:
         raise stopped(found, f"It does not return to {folder_name(decided.to)}: {reason}")
     return decided.model_copy(update={"passed": passed})
 
 
 def _weighed(rollback: Rollback, past: Sequence[Rollback], config: Config, corpus: Corpus) -> tuple[str, int | None]:
-    """Why the run cannot go on behind a rollback: its checkpoint is damaged, or the data would end before the run; ""
-    where nothing is against it. And how far in the data the batches reach that it passes over.
+    """Why the run cannot go on behind a rollback: its checkpoint is damaged, of which every byte is read, or the data
+    would end before the run; "" where nothing is against it. And how far in the data the batches reach that it passes
+    over.
     """
     try:
         checkpoint = checkpoints_in(checkpoints(Path(config.run.folder)))[rollback.to]
-        metadata = metadata_of(checkpoint, read_manifest(checkpoint))
+        metadata = metadata_of(checkpoint, verify(checkpoint))
         rollback = rollbacks.measured(rollback, corpus.curriculum, metadata, past)
         rollbacks.check_left(config, corpus, metadata, [*past, rollback])
     except ColonnadeError as error:
