@@ -6485,8 +6485,8 @@ MUTATIONS = [
     Mutation(
         "a rollback by hand does not know the changes behind its checkpoint",
         "train/rollbacks.py",
-        "    for step in sorted(saved, reverse=True):\n",
-        "    for step in [rollback.to]:\n",
+        "_newest_readable(saved.values()) or to\n",
+        "to\n",
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
@@ -9888,8 +9888,8 @@ MUTATIONS = [
     Mutation(
         "the second rollback of a run that was killed in it is not finished",
         "train/rollbacks.py",
-        "if recorded[-1] not in metadata_of(newest",
-        "if recorded[0] not in metadata_of(newest",
+        "recorded[-1] not in newest.rollbacks",
+        "recorded[0] not in newest.rollbacks",
         ("tests/train/test_rollbacks.py",),
     ),
     Mutation(

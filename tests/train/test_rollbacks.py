@@ -154,6 +154,28 @@ def test_later_checkpoints_stay_where_the_one_that_a_run_returned_to_is_gone(run
     assert saved_steps(run) == [2, 6]
 
 
+@pytest.mark.parametrize(
+    ("damaged", "known", "left"), [([6], True, [2, 4, 6]), ([6], False, [2]), ([4, 6], True, [2, 4, 6])]
+)
+def test_where_the_newest_checkpoint_is_damaged_the_one_before_says_whether_a_return_is_finished(
+    run: Path, monkeypatch: pytest.MonkeyPatch, damaged: list[int], known: bool, left: list[int]
+) -> None:
+    """None that can be read says nothing: they stay, to be set aside."""
+    metadata_of, it = rollbacks.metadata_of, Rollback(to=2, skip=1, id="it")
+
+    def knowing(path: Path, manifest: Any) -> Any:
+        found: Any = metadata_of(path, manifest)
+        found.rollbacks = [it] * known
+        return found
+
+    monkeypatch.setattr(rollbacks, "metadata_of", knowing)
+    for step in damaged:
+        (run / "checkpoints" / f"step_0000000{step}" / "damaged").touch()
+    rollbacks.write(run, [it])
+    rollbacks.finish(run)
+    assert saved_steps(run) == left
+
+
 def test_to_the_newest_checkpoint_there_is_nothing_to_finish(run: Path) -> None:
     """It is read when the run goes on, and not before: should it be damaged, an older one takes its place."""
     rollbacks.write(run, [Rollback(to=6, skip=1, id="it")])

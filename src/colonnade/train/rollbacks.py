@@ -5,7 +5,7 @@ applied to what is read from it, in this process or in the next. So a run that i
 goes on with it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -70,15 +70,24 @@ def forget_behind(run: Path, step: int) -> None:
 
 def finish(run: Path) -> None:
     """Do the rest of a rollback that was killed: take away the checkpoints behind the one that it returned to. Where
-    that one is not there, the run has gone on since, perhaps from an older one.
+    that one is not there, the run has gone on since, perhaps from an older one. Where none behind it can be read,
+    they stay for whoever sets aside what is damaged.
     """
     recorded = read(run)
     saved = checkpoints_in(checkpoints(run)) if recorded else {}
-    if not saved or recorded[-1].to not in saved or max(saved) == recorded[-1].to:
+    if not saved or recorded[-1].to not in saved:
         return
-    newest = saved[max(saved)]
-    if recorded[-1] not in metadata_of(newest, read_manifest(newest)).rollbacks:
+    newest = _newest_readable(path for step, path in saved.items() if step > recorded[-1].to)
+    if newest is not None and recorded[-1] not in newest.rollbacks:
         discard_after(checkpoints(run), recorded[-1].to)
+
+
+def _newest_readable(saved: Iterable[Path]) -> RunMetadata | None:
+    """The metadata of the last of these checkpoints whose manifest can be read."""
+    for path in reversed(list(saved)):
+        with suppress(ColonnadeError):
+            return metadata_of(path, read_manifest(path))
+    return None
 
 
 def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, list[int]]:
@@ -121,11 +130,7 @@ def _measured_by_hand(
     """By the newest checkpoint that can be read, and what was decided behind it."""
     decided = read_decided(run)
     began, to = began_with(run, decided), metadata_of(saved[rollback.to], read_manifest(saved[rollback.to]))
-    newest = to
-    for step in sorted(saved, reverse=True):
-        with suppress(ColonnadeError):
-            newest = metadata_of(saved[step], read_manifest(saved[step]))
-            break
+    newest = _newest_readable(saved.values()) or to
     left = Expected(behind(began, newest.changes), newest.step, newest.samples)
     for change in to_come(decided, newest.changes, newest.step):
         with suppress(ColonnadeError):  # the run has refused it, or would
