@@ -9790,8 +9790,15 @@ MUTATIONS = [
     Mutation(
         "a run that has ended early makes another step at each start",
         "train/loop.py",
-        "    enough = _is_enough(run)\n    while not enough",
-        "    enough = False\n    while not enough",
+        "    enough = _is_enough(run)\n    if enough",
+        "    enough = False\n    if enough",
+        ("tests/train/test_loop_order.py",),
+    ),
+    Mutation(
+        "a run that less patience ends at a change loses the steps behind its last checkpoint",
+        "train/loop.py",
+        "        enough = _kept(run, state, saves=True, must=True, repair=repair)\n",
+        "        enough = True\n",
         ("tests/train/test_loop_order.py",),
     ),
     Mutation(

@@ -36,10 +36,11 @@ class Standing:
         """Steps behind which there are changes to read, a copy to make, a change that prolongs, or another config."""
         self.diverges = self.enough = self.differs = 0
         """Once in this step; at the evaluation of this one; once behind this one, so that its copies go back by one."""
-        self.failed = False
+        self.saved = set[int]()
         self.state: Any = SimpleNamespace(step=0)
         for name in ("_step", "_kept", "_is_enough", "_evaluate_at_start"):
             monkeypatch.setattr(loop, name, getattr(self, name))
+        monkeypatch.setattr(loop, "is_saved", lambda config, step, world: step in self.saved)
         monkeypatch.setattr(loop, "roll_back", self._roll_back)
         at, does = self.state, self.done.append
         train = SimpleNamespace(steps=steps, evaluate_at_start=False)
@@ -83,6 +84,7 @@ class Standing:
             self.differs = self.enough = 0
             state.step -= 1
             return False
+        self.saved |= {state.step} if saves else set()
         return True
 
     def _is_enough(self, run: Any) -> bool:
@@ -210,6 +212,17 @@ def test_evaluations_that_are_enough_end_a_run_with_all_saved(monkeypatch: pytes
     run.enough, run.asked = 2, {2: Request.STOP}
     assert not run.train() and run.told.events == [], "it has finished, and is not to be gone on with"
     assert not run.train() and run.state.step == 2, "nor does it go on where it is started again"
+
+
+def test_evaluations_that_a_change_makes_enough_end_a_run_with_all_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less patience behind a step that was not saved; and where its copies differ, the run goes on from before it."""
+    run = Standing(monkeypatch, steps=6)
+    run.state.step = run.enough = 3
+    assert not run.train() and not run.train() and run.state.step == 3
+    assert run.done == ["save 3 must"], "once"
+    run = Standing(monkeypatch, steps=4)
+    run.state.step = run.enough = run.differs = 3
+    assert not run.train() and run.of("count", "save") == ["save 3 must", "count 3", "count 4", "save 4 must"]
 
 
 def test_an_evaluation_that_is_undone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

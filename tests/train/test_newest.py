@@ -7,7 +7,10 @@ import pytest
 
 from colonnade.config.load import load
 from colonnade.errors import CheckpointError
-from colonnade.train.newest import begins, checkpoint_at, find
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import build_mesh
+from colonnade.train.newest import begins, checkpoint_at, find, is_saved
+from tests.distributed import run_on_ranks
 from tests.runs import Finished
 
 
@@ -19,6 +22,17 @@ def test_a_checkpoint_is_named_by_itself_by_its_run_and_by_the_folder_of_all(
     assert find(finished.folder) == finished.newest and not begins(load(finished.config))
     assert checkpoint_at(tmp_path) is checkpoint_at(tmp_path / "nowhere") is find(tmp_path) is None
     assert begins(load(finished.config, [f"run.folder={tmp_path}"]))
+
+
+def test_whether_a_step_is_saved_is_told_by_rank_0s_folder(finished: Finished, tmp_path: Path) -> None:
+    config = load(finished.config)
+    elsewhere = load(finished.config, [f"run.folder={tmp_path}"])
+
+    def told(rank: int, num_ranks: int) -> list[bool]:
+        world = build_mesh(Layout(dp=2), rank).world
+        return [is_saved(elsewhere if rank else config, step, world) for step in (6, 7)]
+
+    assert run_on_ranks(told, 2) == [[True, False]] * 2
 
 
 def test_checkpoints_that_are_gone_are_told_by_the_last_that_was_saved(tmp_path: Path) -> None:

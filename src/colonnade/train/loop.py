@@ -40,7 +40,7 @@ from colonnade.train.in_force import InForce
 from colonnade.train.interrupt import STOPPED, Interrupt, Request
 from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.monitor import Monitor
-from colonnade.train.newest import begins
+from colonnade.train.newest import begins, is_saved
 from colonnade.train.products import Decision, settle
 from colonnade.train.profile import Profile
 from colonnade.train.read_ahead import ReadAhead, pays
@@ -226,6 +226,8 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt, repair: Repair) ->
     if state.step == 0 and config.train.evaluate_at_start:
         _evaluate_at_start(run, state)
     enough = _is_enough(run)
+    if enough and not is_saved(config, state.step, run.mesh.world):  # a change has made them enough
+        enough = _kept(run, state, saves=True, must=True, repair=repair)
     while not enough and (state.step < config.train.steps or run.in_force.prolongs(state)):
         if run.in_force.is_over(state):
             return True
@@ -366,9 +368,8 @@ def _check_not_diverged(run: Run, state: TrainState, result: StepResult) -> None
     """Diverged where a step shows it: a non-finite loss or gradient has already corrupted the weights, and they must
     not be saved.
     """
-    policy = run.config.divergence
     found = state.watch.sees(
-        policy, state.step, result.loss, result.grad_norm, skipped=result.skipped, reading=result.reading
+        run.config.divergence, state.step, result.loss, result.grad_norm, skipped=result.skipped, reading=result.reading
     )
     if found is not None:
         raise Diverged(found)

@@ -1,12 +1,16 @@
-"""Which checkpoint of a run is its newest, and whether it has one at all."""
+"""Which checkpoint of a run is its newest, and whether it has one at all, or of a step."""
 
 import os
 from pathlib import Path
 
+import torch
+
 from colonnade.checkpoint.manifest import newest
-from colonnade.checkpoint.names import MANIFEST
+from colonnade.checkpoint.names import MANIFEST, checkpoints_in
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
+from colonnade.mesh.collectives import all_reduce
+from colonnade.mesh.mesh import Axis
 from colonnade.train.lines import object_in
 from colonnade.train.run_folder import checkpoints
 
@@ -25,6 +29,12 @@ def checkpoint_at(path: Path) -> Path | None:
 def begins(config: Config) -> bool:
     """Whether the run has no checkpoint to go on from, as far as this rank sees: then it needs initial weights."""
     return newest(checkpoints(Path(config.run.folder))) is None
+
+
+def is_saved(config: Config, step: int, world: Axis) -> bool:
+    """Whether the run has a checkpoint of `step`, as rank 0 sees it; every rank calls this."""
+    there = world.rank == 0 and step in checkpoints_in(checkpoints(Path(config.run.folder)))
+    return bool(all_reduce(torch.tensor(int(there)), world, "max"))
 
 
 def find(run: Path) -> Path | None:
