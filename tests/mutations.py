@@ -9802,6 +9802,13 @@ MUTATIONS = [
         ("tests/train/test_loop_order.py",),
     ),
     Mutation(
+        "patience that a change raises at the step that exhausts it comes too late",
+        "train/loop.py",
+        "LOSS in metrics and not run.in_force.is_over(state) and _is_enough(run)",
+        "LOSS in metrics and _is_enough(run)",
+        ("tests/train/test_loop_order.py",),
+    ),
+    Mutation(
         "on several machines the copy before goes when the first machine has the new one",
         "train/memory_copies.py",
         "publish(partial, final, AT_ONCE, lambda steps: ())",

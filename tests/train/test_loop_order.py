@@ -225,6 +225,14 @@ def test_evaluations_that_a_change_makes_enough_end_a_run_with_all_saved(monkeyp
     assert not run.train() and run.of("count", "save") == ["save 3 must", "count 3", "count 4", "save 4 must"]
 
 
+def test_a_change_that_is_due_comes_before_what_evaluations_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may raise the patience, and then the run goes on, as one does that was stopped there and started again."""
+    run = Standing(monkeypatch, steps=6)
+    run.enough, run.over = 2, {2}
+    assert run.train(), "another configuration is in force"
+    assert run.state.step == 2 and run.of("profile", "save") == ["profile 1", "profile 2"]
+
+
 def test_an_evaluation_that_is_undone_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies of its step differ, and the state is the one before it again."""
     run = Standing(monkeypatch, steps=4)

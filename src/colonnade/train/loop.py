@@ -250,7 +250,7 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt, repair: Repair) ->
         again = run.checkpoints.has_failed or (run.mesh.rank == 0 and run.checkpoints.is_due)
         mine = max(interrupt.newest(), Request.SAVE if again else Request.NOTHING)
         request, news = divmod(run.slow_ranks.largest(2 * int(mine) + run.in_force.has_news(), state.step), 2)
-        enough = LOSS in metrics and _is_enough(run)
+        enough = LOSS in metrics and not run.in_force.is_over(state) and _is_enough(run)
         stop, at_end = request == Request.STOP, state.step == config.train.steps
         if news and not (stop or enough):
             run.in_force.read(state.step)
