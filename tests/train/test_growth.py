@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,23 @@ def test_as_much_as_is_allowed_is_none_and_more_is_one() -> None:
     (told, *_) = (each for each in every if each is not None)
     assert (told.step, told.first) == (23, 3), "window 0 of 2.5 steps has steps 1 and 2"
     assert "9 times what it was at step 2" in told.reason
+
+
+def test_windows_of_another_growth_steps_are_left() -> None:
+    """Their numbers mean other steps. A checkpoint of before they were told apart has them without growth_steps."""
+    watch_before = LossWatch()
+    for step, value in ((45, 2.0), (55, 3.0)):
+        watch_before.sees(POLICY, step, 3.0, 1.0, skipped=False, reading=reading(step, value))
+    longer = POLICY.model_copy(update={"growth_steps": 100})
+
+    def seen(watch: LossWatch, policy: DivergenceConfig) -> list[tuple[int, float]]:
+        watch.sees(policy, 60, 3.0, 1.0, skipped=False, reading=reading(60, 7.0))
+        return watch.windows["blocks.3 attention_logits"]
+
+    kept = [(4, 2.0), (5, 3.0)]
+    assert seen(replace(watch_before), POLICY) == [*kept, (6, 7.0)]
+    assert seen(replace(watch_before), longer) == [(4, 7.0)]
+    assert seen(replace(watch_before, growth_steps=None), longer) == [*kept, (4, 7.0)]
 
 
 def test_of_several_the_one_that_has_grown_most_is_told() -> None:

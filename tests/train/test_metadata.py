@@ -67,9 +67,14 @@ def test_what_a_run_writes_is_read() -> None:
 
 def test_what_a_run_watches_is_known_again() -> None:
     """Losses, signs of a divergence, and how thermometers have grown."""
-    watch = {"losses": [2.5, 2.25], "signs": 1, "windows": {"blocks.1.attention": [[40, 3.5], [50, 4.0]]}}
+    watch = {
+        "losses": [2.5, 2.25],
+        "signs": 1,
+        "windows": {"blocks.1.attention": [[40, 3.5], [50, 4.0]]},
+        "growth_steps": 80,
+    }
     found = LossWatch(**read(watch=watch).watch.model_dump())
-    assert (found.losses, found.signs) == ([2.5, 2.25], 1)
+    assert (found.losses, found.signs, found.growth_steps) == ([2.5, 2.25], 1, 80)
     assert {name: list(map(list, kept)) for name, kept in found.windows.items()} == watch["windows"]
 
 

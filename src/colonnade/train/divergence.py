@@ -93,6 +93,8 @@ class LossWatch:
     """In a row, up to the last step."""
     windows: Windows = field(default_factory=dict)
     """Of thermometers."""
+    growth_steps: int | None = None
+    """That `windows` are parts of; None: there are none, or they are of before this was written."""
 
     def sees(
         self,
@@ -127,6 +129,9 @@ class LossWatch:
     def _growth(self, policy: DivergenceConfig, reading: Reading | None) -> Divergence | None:
         if not policy.growth or reading is None or reading.step <= policy.growth_after:
             return None
+        if self.growth_steps not in (None, policy.growth_steps):
+            self.windows = {}  # their numbers mean other steps
+        self.growth_steps = policy.growth_steps
         found = grown(self.windows, reading, policy.growth, policy.growth_steps)
         self.windows = observe(self.windows, reading, policy.growth_steps)
         return None if found is None else Divergence(reading.step, found.since + 1, found.reason)

@@ -86,6 +86,7 @@ class WatchMetadata(BaseModel):
     losses: list[Annotated[float, Field(allow_inf_nan=False)]]
     signs: Count
     windows: dict[str, list[tuple[Count, Annotated[float, Field(allow_inf_nan=False)]]]] = {}
+    growth_steps: Count | None = None
 
 
 class RunMetadata(BaseModel):
