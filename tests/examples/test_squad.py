@@ -137,6 +137,24 @@ def test_refuses_answers_that_are_none(question: dict[str, Any], reason: str, tm
     assert report.first[0].file == str(path) and report.first[0].line == 1 and reason in report.first[0].reason
 
 
+def test_an_answer_whose_place_is_no_number_of_a_token_file_is_left_out(tmp_path: Path, words: Tokenizer) -> None:
+    """They are stored as tokens: below the size of the vocabulary. The other questions of the file stay."""
+    size = words.vocab_size
+    path = squad_file(
+        tmp_path,
+        asked("what?", ("dog", 4 * (size - 2)), name="q1"),
+        asked("what?", ("dog", 4 * (size - 1)), name="q2"),
+        context=" ".join(["dog"] * size),
+    )
+    report = make_examples(FORMATS["squad"], [path], tmp_path / "out", words)
+    assert TokenFile(tmp_path / "out").sequences(0)[2].tolist() == [size - 2, size - 1]
+    reason = (
+        f'question "q2": its answer "dog" ends with token {size:,} of its context, and a token file of {size:,} ids'
+    )
+    assert (report.examples, report.rejected) == (1, 1)
+    assert report.first[0] == Rejected(str(path), 2, f"{reason} stores numbers below that")
+
+
 def test_each_question_that_is_refused_is_told_by_its_number(tmp_path: Path) -> None:
     """In the file, whatever paragraph it stands in."""
     good, bad = asked("what ran?", ("dog", 4)), asked("what?") | {"answers": "dog"}

@@ -78,7 +78,7 @@ class SquadFormat:
         encoded = dict(zip(contexts, tokenizer.encode_places(contexts), strict=True))
         for example, question in zip(examples, questions, strict=True):
             ids, places = encoded[example.context]
-            numbers = _numbers(example, places) if ids else "its context has no token"
+            numbers = _numbers(example, places, tokenizer.vocab_size) if ids else "its context has no token"
             if isinstance(numbers, str):
                 yield example.rejected(numbers)
                 continue
@@ -86,8 +86,8 @@ class SquadFormat:
             yield Document([question[: self.windows.max_query_length], ids, numbers], text_bytes)
 
 
-def _numbers(example: Question, places: Integers) -> tuple[int, ...] | str:
-    """The tokens that answer, or why there are none."""
+def _numbers(example: Question, places: Integers, vocab_size: int) -> tuple[int, ...] | str:
+    """The tokens that answer, or why there are none that can be stored."""
     if example.answers is None:
         return ()
     if not example.answers:
@@ -98,7 +98,12 @@ def _numbers(example: Question, places: Integers) -> tuple[int, ...] | str:
             return f'its answer "{text}" is not in its context at character {start:,}, where "{there}" stands'
     text, start = example.answers[0]
     found = tokens_of(places, start, start + len(text))
-    return (found.start, found.stop) if found else f'its answer "{text}" has no token'
+    if not found:
+        return f'its answer "{text}" has no token'
+    if found.stop >= vocab_size:
+        ends = f'its answer "{text}" ends with token {found.stop:,} of its context'
+        return f"{ends}, and a token file of {vocab_size:,} ids stores numbers below that"
+    return found.start, found.stop
 
 
 def tokens_of(places: Integers, start: int, stop: int) -> range:
