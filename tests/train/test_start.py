@@ -18,7 +18,7 @@ from colonnade.config.check import Problem
 from colonnade.config.load import TomlFile, load
 from colonnade.config.schema import Config
 from colonnade.data.indexed import HEADER, bin_path, idx_path
-from colonnade.errors import ConfigError, LayoutError, LockError
+from colonnade.errors import ColonnadeError, ConfigError, LayoutError, LockError
 from colonnade.launch import launch
 from colonnade.lock import locked
 from colonnade.train import file_checks
@@ -93,6 +93,22 @@ def test_epochs_take_as_many_steps_as_use_them_up(config: Path, curriculum: list
     wanted = epochs * len(open_corpus(settings).datasets.train) * 16
     tokens = [curriculum_of(settings).steps(steps) * curriculum_of(settings).unit for steps in range(1000)]
     assert tokens[settings.train.steps - 1] < wanted <= tokens[settings.train.steps]
+
+
+@pytest.mark.parametrize("blended", [False, True])
+def test_epochs_of_data_that_end_leave_out_a_step_that_they_do_not_fill(
+    config: Path, corpus: TinyCorpus, blended: bool
+) -> None:
+    """And more of them than there are is refused."""
+    samples = len(open_corpus(load(config)).datasets.train)
+    assert samples % 4
+    text = config.read_text().replace("steps = 6\n", "epochs = 1\n")
+    prefix = f'train = "{corpus.prefix}"'
+    by_file = f'blend = {{"{corpus.prefix}" = 1}}\nblend_by = "epochs"'
+    config.write_text(text.replace(prefix, by_file if blended else f'{prefix}\norder = "all_epochs"\nepochs = 1'))
+    assert begin.load_for_run(config).train.steps == samples // 4
+    with pytest.raises(ColonnadeError, match=rf"{samples} in all|samples are {samples}\."):
+        open_corpus(begin.load_for_run(config, ["train.epochs=2"]))
 
 
 def test_a_part_of_an_epoch_is_a_step_at_least_and_what_cannot_be_opened_is_told_by_others(config: Path) -> None:

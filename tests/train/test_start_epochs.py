@@ -21,5 +21,6 @@ def test_epochs_count_all_sequences_of_a_sample(
     monkeypatch.setattr(begin, "build", lambda *_, **__: settings)
     datasets = SimpleNamespace(datasets=SimpleNamespace(train=range(there)))
     monkeypatch.setattr(corpus, "open_corpus", lambda config: datasets)
+    monkeypatch.setattr(corpus, "lasts_for", lambda *_: True)
     monkeypatch.setattr(corpus, "step_by", lambda config, tokens: tokens)
     assert begin._steps_of_epochs({"train": {"epochs": epochs}}) == samples * 64

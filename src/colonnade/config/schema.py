@@ -141,14 +141,14 @@ class DataConfig(Section):
     """The order of samples: epoch shuffles each epoch afresh, so that a longer run keeps its past; all_epochs shuffles
     the samples of data.epochs epochs as one."""
     epochs: Count | None = None
-    """[epochs] Length of order = "all_epochs", which needs it; unset otherwise. The run ends at train.steps, or when
-    these samples are used up."""
+    """[epochs] Length of order = "all_epochs", which needs it; unset otherwise. A run that would take more than these
+    samples is refused."""
     blend: Annotated[dict[Text, Positive] | None, WHILE_RUNNING] = None
     """Several token files to train on in place of data.train, each with a number whose meaning is blend_by's. Every
     part of the run, however short, has them in these proportions to less than a sample."""
     blend_by: Literal["samples", "tokens", "epochs", "temperature"] = "samples"
     """What the numbers of blend are: samples and tokens, shares of either, in any unit; epochs, how often each file is
-    read, and the run ends there; temperature, factors on tokens^(1/temperature) of each file."""
+    read, and a run that would take more is refused; temperature, factors on tokens^(1/temperature) of each file."""
     temperature: Positive | None = None
     """[1] For blend_by = "temperature", which needs it: 1 mixes in proportion to size, larger values give small files
     a larger share, and a very large one gives all the same."""
@@ -209,7 +209,7 @@ class TrainConfig(Section):
     """[steps] Optimizer steps of the whole run, counted from its first start."""
     epochs: Annotated[Positive | None, MAY_CHANGE] = None
     """[epochs] Passes over the training data in the place of steps, which then follow when a run is started: as many as
-    so many samples take, rounded up. Without effect where steps is set."""
+    so many samples take, rounded up, or down where the data end with them. Without effect where steps is set."""
     patience: Annotated[CountOrZero, MAY_CHANGE, WHILE_RUNNING] = 0
     """[evaluations] The run ends after so many evaluations in a row without a lower validation loss than the lowest
     before (early stopping). 0: it goes on to the last step."""

@@ -38,7 +38,7 @@ from colonnade.data.remote import open_token_file
 from colonnade.data.sidecar import read_sidecar
 from colonnade.data.span_dataset import windows_of
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import ConfigError, DataError
+from colonnade.errors import ColonnadeError, ConfigError, DataError
 from colonnade.train.questions import ScoredQuestions, open_questions
 
 if TYPE_CHECKING:
@@ -320,6 +320,16 @@ def check_evaluations(config: Config, datasets: Datasets) -> None:
     )
     for message in asked_in_vain(config, missing):
         raise ConfigError(message)
+
+
+def lasts_for(corpus: Corpus, config: Config, steps: int) -> bool:
+    """Whether a run may take so many steps from the beginning of its data."""
+    asked = config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
+    try:
+        check_length(asked, corpus.training, corpus.curriculum)
+    except ColonnadeError:
+        return False
+    return True
 
 
 def check_length(

@@ -151,16 +151,20 @@ def complete(content: TomlTable, *, num_gpus: int | None = None, record: Path | 
 
 def _steps_of_epochs(content: TomlTable) -> int:
     """The steps that train.epochs take; 1 where something is wrong with the rest, which others tell."""
-    from colonnade.train.corpus import open_corpus, step_by
+    from colonnade.train.corpus import lasts_for, open_corpus, step_by
 
     try:
         config = build({**content, "train": {**content["train"], "steps": 1}}, [], source="the configuration")
-        samples = len(open_corpus(config).datasets.train)
+        corpus = open_corpus(config)
     except ColonnadeError:
         return 1
     assert config.train.epochs is not None, "called where it is set"
-    wanted = math.ceil(Fraction(str(config.train.epochs)) * samples)  # of the number as it is written
-    return max(1, step_by(config, wanted * config.model.sample_length))
+    wanted = math.ceil(
+        Fraction(str(config.train.epochs)) * len(corpus.datasets.train)
+    )  # of the number as it is written
+    steps = max(1, step_by(config, wanted * config.model.sample_length))
+    whole = steps - 1  # where the data end within the last step
+    return whole if whole and lasts_for(corpus, config, whole) and not lasts_for(corpus, config, steps) else steps
 
 
 def lines(path: Path | TomlFile, overrides: Sequence[str] = ()) -> list[str]:
