@@ -236,6 +236,25 @@ def test_other_damage_falls_back(config: Path, store: Path, tmp_path: Path, dama
     assert not [path for path in run.rglob("*") if "partial" in path.name]
 
 
+@pytest.mark.parametrize("damage", ["half a manifest", "no manifest"])
+def test_where_the_run_has_returned_to_a_step_a_damaged_manifest_falls_back_too(
+    finished: Finished, config: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """Of the newest upload, which does not say then on which side of the rollback it is."""
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    shutil.rmtree(run / "checkpoints")
+    write(run, [Rollback(to=4, skip=1, id="one")])
+    manifest = store / "step_00000006" / MANIFEST
+    if damage == "half a manifest":
+        manifest.write_text('{"format')
+    else:
+        manifest.unlink()
+        monkeypatch.setattr(Stored, "steps", lambda self: {4: True, 6: True})
+    settings = load(config, [f"checkpoint.upload_to=file://{store}"])
+    fetched.fetch(settings, lambda record: settings, probe=False, dry_run=False)
+    assert saved_steps(run) == [4] and [event["event"] for event in events(run)][-2:] == ["fetched", "damaged upload"]
+
+
 def damaged_here(finished: Finished, tmp_path: Path, step: int = 6) -> Path:
     """A run whose checkpoint of a step is damaged on the disk."""
     run = tmp_path / "run"

@@ -176,8 +176,11 @@ def _is_undone(stored: Stored, step: int, run: Path) -> bool:
 
     recorded = read(run)
     with tempfile.TemporaryDirectory() as folder:
-        stored.get(step, [MANIFEST], Path(folder))
-        known = metadata_of(Path(folder), read_manifest(Path(folder))).rollbacks
+        try:
+            stored.get(step, [MANIFEST], Path(folder))
+            known = metadata_of(Path(folder), read_manifest(Path(folder))).rollbacks
+        except (DamagedError, FileNotFoundError):
+            return False  # whoever fetches it says so
     return bool(recorded) and recorded[-1].to < step and recorded[-1] not in known
 
 
