@@ -3486,8 +3486,15 @@ MUTATIONS = [
     Mutation(
         "what the storage knows is held against the first rollback alone",
         "train/fetched.py",
-        "recorded[-1] not in known",
-        "recorded[0] not in known",
+        "and each not in known for each in recorded)",
+        "and each not in known for each in recorded[:1])",
+        ("tests/train/test_fetched.py",),
+    ),
+    Mutation(
+        "what the storage knows is held against the last rollback alone",
+        "train/fetched.py",
+        "and each not in known for each in recorded)",
+        "and each not in known for each in recorded[-1:])",
         ("tests/train/test_fetched.py",),
     ),
     Mutation(
@@ -4910,8 +4917,8 @@ MUTATIONS = [
     Mutation(
         "a checkpoint to which the run has returned counts as undone in the storage",
         "train/fetched.py",
-        "recorded[-1].to < step and ",
-        "recorded[-1].to <= step and ",
+        "each.to < step and ",
+        "each.to <= step and ",
         ("tests/train/test_fetched.py",),
     ),
     Mutation(

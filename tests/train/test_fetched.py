@@ -450,6 +450,32 @@ def test_nor_is_a_second_one_with_the_same_options(
     assert fetched._is_undone(url, 6, second), "the storage knows the first of two alone"
 
 
+@pytest.mark.parametrize(
+    ("recorded", "known", "is_undone"),
+    [
+        ([2, 6], [], True),
+        ([2, 6], [2], False),
+        ([2, 4], [2], True),
+        ([2, 4], [2, 4], False),
+        ([4, 2], [2], False),
+        ([4, 2], [4], True),
+    ],
+)
+def test_each_return_that_still_counts_undoes_what_does_not_know_it(
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recorded: list[int],
+    known: list[int],
+    is_undone: bool,
+) -> None:
+    """Also one before the last; not one to a step that a later one has left behind."""
+    returns = {to: Rollback(to=to, id=f"to {to}") for to in recorded}
+    write(tmp_path, list(returns.values()))
+    monkeypatch.setattr(metadata, "metadata_of", lambda *_: SimpleNamespace(rollbacks=[returns[to] for to in known]))
+    assert fetched._is_undone(Stored(f"file://{store}"), 6, tmp_path) == is_undone
+
+
 def test_a_dry_run_leaves_all_as_it_is(config: Path, store: Path, tmp_path: Path) -> None:
     before = snapshot(store)
     answer = here("train", config, f"checkpoint.upload_to=file://{store}", "--dry-run")

@@ -171,17 +171,18 @@ def _is_undone(stored: Stored, step: int, run: Path) -> bool:
     if not (run / ROLLBACKS).exists():
         return False
     from colonnade.checkpoint.manifest import read_manifest
+    from colonnade.train.divergence import in_force
     from colonnade.train.metadata import metadata_of
     from colonnade.train.rollbacks import read
 
-    recorded = read(run)
+    recorded = in_force(read(run))
     with tempfile.TemporaryDirectory() as folder:
         try:
             stored.get(step, [MANIFEST], Path(folder))
             known = metadata_of(Path(folder), read_manifest(Path(folder))).rollbacks
         except (DamagedError, FileNotFoundError):
             return False  # whoever fetches it says so
-    return bool(recorded) and recorded[-1].to < step and recorded[-1] not in known
+    return any(each.to < step and each not in known for each in recorded)
 
 
 def _fetch_one(stored: Stored, step: int, config: Config, replace: Callable[[], object] | None = None) -> None:
