@@ -2988,7 +2988,7 @@ MUTATIONS = [
     Mutation(
         "what was uploaded before a rollback comes back",
         "train/fetched.py",
-        "if step > here and not _is_undone(stored, step, run))",
+        "if step > here and not is_undone(stored, step, run))",
         "if step > here)",
         ("tests/train/test_fetched.py",),
     ),
@@ -3496,6 +3496,13 @@ MUTATIONS = [
         "and each not in known for each in recorded)",
         "and each not in known for each in recorded[-1:])",
         ("tests/train/test_fetched.py",),
+    ),
+    Mutation(
+        "an upload that a rollback has undone stays where the run has come as far again",
+        "train/uploads.py",
+        "for step in whole if not self._was_undone(stored, step, self._there[step])]",
+        "for step in whole]",
+        (UPLOADS,),
     ),
     Mutation(
         "behind a return to before a change the changed configuration stays",

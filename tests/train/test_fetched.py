@@ -444,10 +444,10 @@ def test_nor_is_a_second_one_with_the_same_options(
     by_hand(second, 4, RollbackOptions(skip=1))
     monkeypatch.setattr(metadata, "metadata_of", lambda *_: SimpleNamespace(rollbacks=[known]))
     url = Stored(f"file://{store}")
-    assert not fetched._is_undone(url, 6, first) and fetched._is_undone(url, 6, second)
-    assert not fetched._is_undone(url, 4, second), "it is what the run has returned to"
+    assert not fetched.is_undone(url, 6, first) and fetched.is_undone(url, 6, second)
+    assert not fetched.is_undone(url, 4, second), "it is what the run has returned to"
     write(second, [known, Rollback(to=5, skip=1, id="a later one")])
-    assert fetched._is_undone(url, 6, second), "the storage knows the first of two alone"
+    assert fetched.is_undone(url, 6, second), "the storage knows the first of two alone"
 
 
 @pytest.mark.parametrize(
@@ -473,7 +473,7 @@ def test_each_return_that_still_counts_undoes_what_does_not_know_it(
     returns = {to: Rollback(to=to, id=f"to {to}") for to in recorded}
     write(tmp_path, list(returns.values()))
     monkeypatch.setattr(metadata, "metadata_of", lambda *_: SimpleNamespace(rollbacks=[returns[to] for to in known]))
-    assert fetched._is_undone(Stored(f"file://{store}"), 6, tmp_path) == is_undone
+    assert fetched.is_undone(Stored(f"file://{store}"), 6, tmp_path) == is_undone
 
 
 def test_a_dry_run_leaves_all_as_it_is(config: Path, store: Path, tmp_path: Path) -> None:

@@ -218,6 +218,26 @@ def test_a_rollback_takes_away_what_it_has_undone(run: Run) -> None:
     assert run.stored.read(4, "a.distcp") == b"weights of 4, second"
 
 
+def test_what_a_rollback_has_undone_goes_also_where_the_run_has_come_as_far_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the storage was away. It is asked once, of what the disk has not, or has otherwise."""
+    asked: list[int] = []
+    monkeypatch.setattr(uploads, "is_undone", lambda stored, step, folder: asked.append(step) or step in (4, 6))
+    run.save(2, 4, 6)
+    with run.uploads(keep_every=2):
+        pass
+    assert run.there() == [2, 4, 6] and not asked, "the run has not returned to anything"
+    (run.folder / "rollbacks.json").write_text("[]")
+    run.delete(2, 4)
+    run.save(6, 8, content="second")
+    with run.uploads(upload_keep=4) as going:
+        await_(lambda: run.there() == [2, 8])
+        run.save(10)
+        going.wake()
+    assert run.there() == [2, 8, 10] and asked == [2, 4, 6]
+
+
 def test_a_checkpoint_that_is_replaced_or_deleted_meanwhile_is_never_whole_there(run: Run) -> None:
     sealed: list[bytes] = []
     changes = {"step_00000004": lambda: run.save(4, content="second"), "step_00000006": lambda: run.delete(6)}

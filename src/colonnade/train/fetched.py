@@ -61,7 +61,7 @@ def fetch(config: Config, as_began: Callable[[Path], Config], *, probe: bool, dr
 def _fetch_newest(stored: Stored, whole: Sequence[int], config: Config, *, dry_run: bool) -> None:
     run = Path(config.run.folder)
     here = newest_step(checkpoints(run))
-    newer = (step for step in reversed(whole) if step > here and not _is_undone(stored, step, run))
+    newer = (step for step in reversed(whole) if step > here and not is_undone(stored, step, run))
     if dry_run:
         if (step := next(newer, None)) is not None:
             _say(
@@ -87,7 +87,7 @@ def fetch_for_damaged(path: Path, config: Config) -> Path | None:
     stored, (*older, newest) = Stored(config.checkpoint.upload_to), checkpoints_in(checkpoints(run))
     try:
         there = [step for step, sealed in stored.steps().items() if sealed and max(older, default=0) < step <= newest]
-        wanted = (step for step in reversed(there) if not _is_undone(stored, step, run))
+        wanted = (step for step in reversed(there) if not is_undone(stored, step, run))
         _fetch_first_sound(stored, wanted, config, replace=lambda: aside.append(set_aside_damaged(path)))
     except Exception as error:  # noqa: BLE001  each storage's package raises its own kinds
         _say(f"Nothing can be fetched in place of {path}: {reason(error, stored.url)}")
@@ -166,8 +166,8 @@ def _check_may_begin(stored: Stored, step: int, config: Config) -> None:
         )
 
 
-def _is_undone(stored: Stored, step: int, run: Path) -> bool:
-    """Whether the run has returned to an earlier step since, here."""
+def is_undone(stored: Stored, step: int, run: Path) -> bool:
+    """Whether the run has returned to an earlier step since, here. Not where that cannot be read of the upload."""
     if not (run / ROLLBACKS).exists():
         return False
     from colonnade.checkpoint.manifest import read_manifest
@@ -180,7 +180,7 @@ def _is_undone(stored: Stored, step: int, run: Path) -> bool:
         try:
             stored.get(step, [MANIFEST], Path(folder))
             known = metadata_of(Path(folder), read_manifest(Path(folder))).rollbacks
-        except (DamagedError, FileNotFoundError):
+        except (CheckpointError, FileNotFoundError):
             return False  # whoever fetches it says so
     return any(each.to < step and each not in known for each in recorded)
 

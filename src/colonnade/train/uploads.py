@@ -26,8 +26,9 @@ from colonnade.errors import ConfigError
 from colonnade.launch.process import BACKGROUND
 from colonnade.storage import reason
 from colonnade.train.best import spared
+from colonnade.train.fetched import is_undone
 from colonnade.train.monitor import Monitor
-from colonnade.train.run_folder import checkpoints
+from colonnade.train.run_folder import ROLLBACKS, checkpoints
 from colonnade.train.run_record import pack
 
 FIRST, LONGEST = 10.0, 600.0  # seconds from a failure to the next try
@@ -59,6 +60,8 @@ class Uploads:
         """Whose files are being read."""
         self._there: dict[int, str] | None = None
         """What the storage has: of each step the digest, or ELSEWHERE; empty where it is not whole. None: look."""
+        self._still_counts = set[tuple[int, str, bytes]]()
+        """What no rollback has undone: steps, as `_there` has them, and the rollbacks that were there then."""
         self._refreshes = True
         """The record beside the newest checkpoint is to be replaced."""
         self._id: str | None = None
@@ -252,13 +255,29 @@ class Uploads:
         newest = newest_step(checkpoints(self._run))
         if not newest or self._there is None:
             return
-        steps = [step for step, known in sorted(self._there.items()) if known and step <= newest]
+        whole = [step for step, known in sorted(self._there.items()) if known and step <= newest]
+        steps = [step for step in whole if not self._was_undone(stored, step, self._there[step])]
         keep = self._kept.upload_keep or self._kept.keep
         stay = {*steps[-keep:], *spared(self._run, self._kept, steps)}
         for step in sorted(self._there):
             if step not in stay:
                 stored.remove(step)
                 del self._there[step]
+
+    def _was_undone(self, stored: Stored, step: int, known: str) -> bool:
+        """Whether it is of a course that a rollback has left: also behind a later one that has come as far. The storage
+        is asked once, and only of what the disk has not.
+        """
+        try:
+            asked = (step, known, (self._run / ROLLBACKS).read_bytes())
+        except FileNotFoundError:
+            return False
+        if asked in self._still_counts or known == self._digest(step):
+            return False
+        if is_undone(stored, step, self._run):
+            return True
+        self._still_counts.add(asked)
+        return False
 
     def _refresh(self, stored: Stored) -> None:
         """Put the record beside the newest checkpoint; one that has not been uploaded yet will bring it along."""
