@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import MANIFEST
 from colonnade.checkpoint.stored import RECORD, Stored
 from colonnade.config.load import load
-from colonnade.errors import CheckpointError, ConfigError
+from colonnade.errors import CheckpointError, ColonnadeError, ConfigError
 from colonnade.launch import launch
 from colonnade.train import fetched, metadata, start
 from colonnade.train.divergence import Rollback
@@ -253,6 +254,20 @@ def test_where_the_run_has_returned_to_a_step_a_damaged_manifest_falls_back_too(
     settings = load(config, [f"checkpoint.upload_to=file://{store}"])
     fetched.fetch(settings, lambda record: settings, probe=False, dry_run=False)
     assert saved_steps(run) == [4] and [event["event"] for event in events(run)][-2:] == ["fetched", "damaged upload"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\0" * 50], ids=["missing", "empty", "zeros"])
+def test_a_damaged_configuration_in_the_newest_upload_falls_back(
+    config: Path, store: Path, tmp_path: Path, content: bytes | None
+) -> None:
+    """Whether it is this run is told by the one before then; where none can be read the start is refused."""
+    for step, is_here in ((6, [4]), (4, None)):
+        file = store / f"step_0000000{step}" / "config.toml"
+        file.unlink() if content is None else file.write_bytes(content)
+        settings = load(config, [f"checkpoint.upload_to=file://{store}", f"run.folder={tmp_path}/run{step}"])
+        with nullcontext() if is_here else pytest.raises(ColonnadeError, match=r"step_00000006/config\.toml"):
+            fetched.fetch(settings, lambda record, began=settings: began, probe=False, dry_run=False)
+        assert saved_steps(tmp_path / f"run{step}") == (is_here or [])
 
 
 def damaged_here(finished: Finished, tmp_path: Path, step: int = 6) -> Path:

@@ -162,7 +162,7 @@ def test_a_run_is_the_storages_by_its_newest_checkpoint_or_by_how_it_was_started
     monkeypatch.setattr(fetched, "_has_record", record)
     stored: Any = SimpleNamespace(url="file:///store", read=lambda step, name: to_toml(decays(past)).encode())
     with nullcontext() if is_same else pytest.raises(ConfigError, match=r"weight_decay: 0\.3 -> 0\.1"):
-        fetched._check_same_run(stored, 6, decays(0.1), lambda folder: decays(0.1))
+        fetched._check_same_run(stored, [6], decays(0.1), lambda folder: decays(0.1))
 
 
 def test_a_fetch_that_is_interrupted_leaves_nothing_half(settings: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def fetch(config: Config, as_began: Callable[[Path], Config], *, probe: bool, dr
     try:
         whole = [step for step, sealed in stored.steps().items() if sealed]
         if whole:
-            _check_same_run(stored, whole[-1], config, as_began)
+            _check_same_run(stored, whole, config, as_began)
             _check_may_begin(stored, whole[-1], config)
             _fetch_newest(stored, whole, config, dry_run=dry_run)
     except ColonnadeError:
@@ -125,13 +125,12 @@ def _check_place(stored: Stored, run: Path) -> None:
         )
 
 
-def _check_same_run(stored: Stored, step: int, config: Config, as_began: Callable[[Path], Config]) -> None:
+def _check_same_run(stored: Stored, steps: Sequence[int], config: Config, as_began: Callable[[Path], Config]) -> None:
     """ConfigError unless what is there was computed with this configuration, but for what a run may change.
 
-    As of a run's folder: the checkpoint's configuration counts, and that which the run was last started with.
+    As of a run's folder: the newest checkpoint's configuration counts, and that which the run was last started with.
     """
-    text = stored.read(step, "config.toml").decode(errors="replace")
-    past = loads(text, source=f"{stored.url}, {folder_name(step)}/config.toml")
+    step, past = _newest_configuration(stored, steps)
     lines = difference(past, config, only_what_forbids_resume=True)
     if not lines:
         return
@@ -148,6 +147,18 @@ def _check_same_run(stored: Stored, step: int, config: Config, as_began: Callabl
         + "\nThese change what is computed, so the run cannot go on from there, and would delete them. Set another "
         "checkpoint.upload_to, or change them back."
     )
+
+
+def _newest_configuration(stored: Stored, steps: Sequence[int]) -> tuple[int, Config]:
+    """Of the newest step whose configuration can be read: whether a newer one is sound is seen when it is fetched."""
+    unread: list[Exception] = []
+    for step in reversed(steps):
+        try:
+            text = stored.read(step, "config.toml").decode(errors="replace")
+            return step, loads(text, source=f"{stored.url}, {folder_name(step)}/config.toml")
+        except (FileNotFoundError, ConfigError) as error:
+            unread.append(error)
+    raise unread[0]
 
 
 def _has_record(stored: Stored, step: int, folder: Path) -> bool:
