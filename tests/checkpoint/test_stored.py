@@ -43,6 +43,17 @@ def put(stored: Stored, step: int, folder: Path) -> None:
     stored.seal(step, b"manifest")
 
 
+@pytest.mark.parametrize("name", ["run[1]", "run*", "run?"])
+def test_a_name_that_is_a_pattern_of_others_is_refused_but_on_disks(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"has [*?[] in its path.* Name a folder without"):
+        Stored(f"memory://bucket/{name}")
+    mine, other = (Stored(f"file://{tmp_path}/{each}") for each in (name, "run1"))
+    put(mine, 2, tmp_path / "here")
+    put(other, 2, tmp_path / "there")
+    mine.remove(2)
+    assert (mine.steps(), other.steps()) == ({}, {2: True})
+
+
 @pytest.mark.parametrize("kind", ["memory://bucket/run", "faulty://bucket/run", "file://{}/deep/run/"])
 def test_there_and_back(tmp_path: Path, kind: str) -> None:
     stored = Stored(kind.format(tmp_path))

@@ -26,6 +26,7 @@ OWNER = "owner"
 AT_ONCE = 4  # files under way
 WITHOUT_FOLDERS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"})
 """Kinds of storage that have no folders to be made: making one there could make a bucket."""
+PATTERN = "*?["  # what fsspec takes for a pattern of names where it moves and deletes, but on disks
 Progress = Callable[[int], None]
 """Told how many more bytes have come."""
 
@@ -34,10 +35,15 @@ class Stored:
     """The checkpoints under a URL. What its methods raise is the storage's own, after `storage.retry`."""
 
     def __init__(self, url: str) -> None:
-        """ConfigError where the URL is of no kind of storage that can be opened here."""
+        """ConfigError where the URL is of no kind of storage that can be opened here, or that names several folders."""
         self.url = url
         self.storage, path = open_storage(url, ConfigError, "leave checkpoint.upload_to out", to_write=True)
         self.root = str(path).rstrip("/")
+        if self.folder is None and (odd := [character for character in PATTERN if character in self.root]):
+            raise ConfigError(
+                f"checkpoint.upload_to = {url!r} has {' '.join(odd)} in its path, which makes it a pattern: what "
+                "is moved and deleted there could be another run's. Name a folder without * ? and [."
+            )
 
     @property
     def folder(self) -> Path | None:
