@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -423,6 +424,22 @@ def test_a_storage_that_has_failed_is_left_alone_until_the_next_try(run: Run, mo
         time.sleep(0.1)
         assert run.there() == [], "a minute later it would be there"
     assert run.there() == [2], "the end of the run waits for no pause"
+
+
+def test_while_the_run_waits_for_its_last_upload_tries_are_no_further_apart_than_is_said(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going, now, waits = run.uploads(), [0.0], list[float]()
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(uploads, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(uploads, "LAST", 2.0)
+    monkeypatch.setattr(going._changed, "wait", wait)
+    going._failures, going._pause, going._leaving = 1, 10.0, True
+    assert going._is_wanted() and waits == [2.0]
 
 
 def test_the_end_of_a_run_waits_for_a_while(run: Run) -> None:

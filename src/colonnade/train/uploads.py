@@ -169,12 +169,13 @@ class Uploads:
         end = time.monotonic() + self._pause
         with self._changed:
             while not self._ended:
-                left = min(end - time.monotonic(), LAST) if self._leaving else end - time.monotonic()
+                if self._leaving:
+                    end = min(end, time.monotonic() + LAST)
+                left = end - time.monotonic()
                 if self._asked > self._tried or (self._failures and left <= 0):
                     self._tried = self._asked
                     return True
                 self._changed.wait(left if self._failures else None)
-                end = min(end, time.monotonic() + LAST) if self._leaving else end
         return False
 
     # --- one pass -----------------------------------------------------------------------------------------------------
