@@ -159,9 +159,8 @@ def _steps_of_epochs(content: TomlTable) -> int:
     except ColonnadeError:
         return 1
     assert config.train.epochs is not None, "called where it is set"
-    wanted = math.ceil(
-        Fraction(str(config.train.epochs)) * len(corpus.datasets.train)
-    )  # of the number as it is written
+    epochs = Fraction(str(config.train.epochs))  # the number as it is written
+    wanted = math.ceil(epochs * len(corpus.datasets.train))
     steps = max(1, step_by(config, wanted * config.model.sample_length))
     whole = steps - 1  # where the data end within the last step
     return whole if whole and lasts_for(corpus, config, whole) and not lasts_for(corpus, config, steps) else steps
