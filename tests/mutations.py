@@ -10176,8 +10176,8 @@ MUTATIONS = [
     Mutation(
         "silent ranks are killed beside their supervisor too",
         "launch/watch.py",
-        "            self._end_silent([picture.reports[rank] for rank in picture.silent])",
-        "        self._end_silent([picture.reports[rank] for rank in picture.silent])",
+        "if told is False:",
+        "if told is not None:",
         ("tests/launch/test_watch_alarm.py",),
     ),
     Mutation(

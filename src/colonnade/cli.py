@@ -249,10 +249,8 @@ def generate(
     with imports_stay():
         from colonnade.serving import trained
 
-    path, fewer = (
-        chosen(checkpoint, best),
-        [f"lower --max-new-tokens (now {max_new_tokens}), or give a shorter --prompt"],
-    )
+    path = chosen(checkpoint, best)
+    fewer = [f"lower --max-new-tokens (now {max_new_tokens}), or give a shorter --prompt"]
     with trained.opened(
         path, tp=tp, pp=pp, device=device, precision=precision, threads=threads, to_take_less=fewer, base=base
     ) as (model, mesh):

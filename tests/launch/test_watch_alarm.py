@@ -95,3 +95,20 @@ def test_a_rank_that_stands_still_is_left_to_the_supervisor_where_there_is_one(
     Watch(Mesh(), 5.0, board)._tell(Picture({0: replace(still, rank=0), 1: still}, silent=[1]))
     told = explanation_file(tmp_path, 0).read_text() if supervised else capfd.readouterr().err
     assert told.startswith("rank 0 [] ") and killed == ([] if supervised else [still.process])
+
+
+@pytest.mark.parametrize(
+    "lost", [OSError("No space left on device"), RuntimeError("the store is gone")], ids=["disk", "store"]
+)
+def test_who_cannot_leave_an_explanation_says_it_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], lost: Exception
+) -> None:
+    def explain(rank: int, text: str) -> bool:
+        raise lost
+
+    killed, board = list[ProcessId](), FolderBoard(tmp_path)
+    monkeypatch.setattr(watch, "kill", killed.append)
+    monkeypatch.setattr(board, "explain", explain)
+    still = report_of(ProcessId("here", 1, "7"))
+    Watch(Mesh(), 5.0, board)._tell(Picture({0: replace(still, rank=0), 1: still}, silent=[1]))
+    assert capfd.readouterr().err.startswith("rank 0 [] ") and killed == []

@@ -90,16 +90,19 @@ class Watch:
 
     def _end(self) -> None:
         """Explain, and leave."""
-        picture = replace(self._reporter.gather(), limit=self.timeout)
-        with suppress(OSError):  # as on a full disk: the status alone says that it has waited too long
-            self._tell(picture)
+        try:
+            self._tell(replace(self._reporter.gather(), limit=self.timeout))
             sys.stdout.flush()
-        os._exit(STUCK)
+        finally:
+            os._exit(STUCK)  # whatever keeps it from telling why
 
     def _tell(self, picture: Picture) -> None:
-        text = explain(self.mesh.rank, picture)
-        if not self.board.explain(self.mesh.rank, text):
-            os.write(2, f"{text}\n".encode())  # standard error: the program may hold the lock of Python's stream
+        text, told = explain(self.mesh.rank, picture), None
+        with suppress(OSError, RuntimeError):  # the disk is full, or the board lost
+            told = self.board.explain(self.mesh.rank, text)
+        if not told:  # standard error, past Python's stream, of which the program may hold the lock
+            os.write(2, f"{text}\n".encode(errors="replace"))
+        if told is False:
             self._end_silent([picture.reports[rank] for rank in picture.silent])
 
     def _end_silent(self, reports: Collection[Report]) -> None:
