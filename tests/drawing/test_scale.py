@@ -52,6 +52,13 @@ def test_numbers_far_apart_get_powers_of_ten() -> None:
     assert not scale_of([0.01, 300.0], may_be_log=False).log
 
 
+@pytest.mark.parametrize("values", [[0.0, 1e-320], [0.0, 2.5e-323], [5e-324], [5e-324, 1.0]])
+def test_the_smallest_numbers_have_a_scale_too(values: list[float]) -> None:
+    scale = scale_of(values)
+    assert all(0 <= scale.at(value) <= 1 for value in values)
+    assert all(0 <= scale.at(tick) <= 1 for tick in scale.ticks(5))
+
+
 def test_zero_is_on_a_scale_where_it_is_near_unless_it_is_not_wanted() -> None:
     assert scale_of([1.0, 11.0]) == Scale(0.0, 11.6)
     assert scale_of([1.0, 11.0], from_zero=False) == Scale(pytest.approx(0.4), 11.6)  # type: ignore[arg-type]

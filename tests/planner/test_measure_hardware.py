@@ -55,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         "fastest": lambda call, repeat: (call(), 7e-7)[1],
         "seconds_an_element": lambda: {"gelu": 1e-9, "exp": 2e-9},
         "_dispatch": lambda without, products: 3e-6 if parsed(without, "it")["device.dispatch_seconds"] == 0 else None,
-        "device_name": lambda device: 'An "old" CPU',
+        "device_name": lambda device: 'An "old" CPU \\ C:',
     }.items():
         monkeypatch.setattr(measure_hardware, name, value)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: calls.append(("threads", count)))
@@ -68,7 +68,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_a_file_of_this_machine_has_what_was_measured(asked: list[Any]) -> None:
     found = parsed(measure_hardware.measured_file(), "it")
-    assert (found.name, found.kind, found.cores) == ("An old CPU", "cpu", 40)
+    assert (found.name, found.kind, found.cores) == ('An "old" CPU \\ C:', "cpu", 40)
     assert found.operators == {"gelu": 1e-9, "exp": 2e-9}
     peaks = {"float32": 1e11, "bfloat16": 3.2e10, "float16": 1.6e10, "float64": 1.28e11}
     assert {name: found.peak(name) for name in peaks} == peaks

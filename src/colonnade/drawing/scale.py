@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LOG_FROM = 30.0  # highest to lowest: from here on a scale of positive numbers is logarithmic
+_SMALLEST = 1e-300  # of a scale: numbers below, which have few digits, lie at its end
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -19,7 +20,7 @@ class Scale:
     def at(self, value: float) -> float:
         """0 at `low`, 1 at `high`."""
         if self.log:
-            return (math.log10(max(value, 1e-300)) - math.log10(self.low)) / math.log10(self.high / self.low)
+            return (math.log10(max(value, _SMALLEST)) - math.log10(self.low)) / math.log10(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, about: int) -> list[float]:
@@ -46,9 +47,9 @@ def scale_of(values: Sequence[float], *, may_be_log: bool = True, from_zero: boo
     near, it is on it.
     """
     low, high = min(values, default=0.0), max(values, default=1.0)
-    if may_be_log and low > 0 and high / low > LOG_FROM:
+    if may_be_log and low > _SMALLEST and high / low > LOG_FROM:
         return Scale(low / 1.1, high * 1.1, log=True)
-    room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    room = max((high - low) * 0.06 or abs(high) * 0.1 or 1.0, _SMALLEST)
     bottom = 0.0 if from_zero and 0 <= low <= (high - low) * 0.5 else low - room
     return Scale(bottom, high + room)
 

@@ -25,6 +25,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
+from colonnade.config.describe import as_toml
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
 from colonnade.data.gpt_dataset import GPTDataset
@@ -90,7 +91,7 @@ def measured_file() -> str:
     attention, half_head = attention_of(narrow, wide, roof.peak)
     latency = max(0.0, short - gathered)  # an all-reduce is two messages, a gather one
     figures = {
-        "name": device_name(torch.device("cpu")).replace('"', ""),
+        "name": as_toml(device_name(torch.device("cpu"))),
         "system": platform.platform(),
         "torch": torch.__version__,
         "cores": cores,
@@ -254,7 +255,7 @@ def _median(call: Callable[[], object]) -> float:
 
 _FILE = """\
 # Measured by `colonnade hardware` on {system}, torch {torch}. A rank is one core.
-name = "{name}"
+name = {name}
 
 [device]
 kind = "cpu"
