@@ -180,6 +180,10 @@ def test_tokenizers_that_are_not_byte_level_stream_too(stories: list[str]) -> No
     [
         (["<s>", "</s>", "<eos>"], "<eos>"),
         (["<s>", "</s>"], "</s>"),
+        (["</s>", "[EOS]"], "[EOS]"),
+        (["[EOS]", "<EOS_TOKEN>"], "<EOS_TOKEN>"),
+        (["<EOS_TOKEN>", "<｜end▁of▁sentence｜>"], "<｜end▁of▁sentence｜>"),
+        (["<｜end▁of▁sentence｜>", "<eos>"], "<eos>"),
         (["</s>", "<eos>", "<|end_of_text|>"], "<|end_of_text|>"),
         (["</s>", "<eos>", "<|end_of_text|>", END_OF_DOCUMENT], END_OF_DOCUMENT),
     ],

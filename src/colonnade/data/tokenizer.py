@@ -29,7 +29,7 @@ from colonnade.errors import DataError
 from colonnade.storage import as_given, not_here
 from colonnade.tokenizer_files import find_pair
 
-_ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<eos>", "</s>")
+_ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<eos>", "<｜end▁of▁sentence｜>", "<EOS_TOKEN>", "[EOS]", "</s>")
 
 
 class Tokenizer:
