@@ -1475,8 +1475,8 @@ MUTATIONS = [
     Mutation(
         "steps counted from the middle of a phase of the curriculum overshoot the phase's end",
         "data/curriculum.py",
-        "min(count, (after.begin - position) // step)",
-        "min(count, (after.begin - phase.begin) // step)",
+        "min(count, -((position - after.begin) // step))",
+        "min(count, -((phase.begin - after.begin) // step))",
         ("tests/data/test_curriculum.py",),
     ),
     Mutation(
@@ -5155,8 +5155,8 @@ MUTATIONS = [
     Mutation(
         "a phase of a curriculum is measured from where the one before it was meant to end",
         "data/curriculum.py",
-        "groups = -(-(tokens[number + 1] - begin * self.unit) // (batch * self.seq_length))",
-        "groups = -(-(tokens[number + 1] - tokens[number]) // (batch * self.seq_length))",
+        "groups = -(-(tokens[number + 1] - begin * self.unit) // (group * self.seq_length))",
+        "groups = -(-(tokens[number + 1] - tokens[number]) // (group * self.seq_length))",
         ("tests/data/test_curriculum.py",),
     ),
     Mutation(
@@ -10230,6 +10230,16 @@ MUTATIONS = [
         "if not np.isfinite(logits).all():",
         "if np.isnan(logits).any():",
         ("tests/evaluation/test_questions.py",),
+    ),
+    Mutation(
+        "behind batches of another size that a rollback has passed over, a change of the batch comes late",
+        "data/curriculum.py",
+        "group = 1 if all(each == self.seq_length for each in seq_lengths[number:]) else batch",
+        "group = batch",
+        (
+            "tests/data/test_curriculum.py",
+            "tests/train/test_rollback.py",
+        ),
     ),
 ]
 

@@ -67,9 +67,20 @@ def test_a_phase_that_ends_late_does_not_delay_those_behind_the_next() -> None:
 
 def test_a_phase_whose_end_lies_before_its_beginning_is_left_out() -> None:
     """The group of the phase before went beyond it."""
-    curriculum = Curriculum([0, 4, 8], [4, 4, 4], [16, 2, 2])
-    assert [(phase.begin, phase.sample) for phase in curriculum.phases] == [(0, 0), (16, 16), (16, 16)]
-    assert curriculum.phase(16).global_batch_size == 2 and curriculum.next(0) == 16
+    curriculum = Curriculum([0, 4, 8], [2, 4, 4], [16, 2, 2])
+    assert [(phase.begin, phase.sample) for phase in curriculum.phases] == [(0, 0), (32, 16), (32, 16)]
+    assert curriculum.phase(32).global_batch_size == 2 and curriculum.steps(2) == 32
+
+
+def test_phases_of_whole_samples_follow_each_other_at_any_sample(write_tokens: Write) -> None:
+    """Of batches of 4, 6 and 10; the run may come to them from anywhere, behind batches that are passed over."""
+    curriculum = Curriculum([0, 22 * 4, 33 * 4], [4, 4, 4], [4, 6, 10])
+    for position, behind in ((0, [4, 8, 12, 16, 20, 24, 30, 36, 46]), (18, [22, 28, 34, 44]), (22, [28, 34, 44])):
+        assert [curriculum.steps(count, position) for count in range(1, len(behind) + 1)] == behind
+        assert [curriculum.next(each) for each in (position, *behind[:-1])] == behind
+    plain = GPTDataset(TokenFile(write_tokens(161)), range(1), 4, vocab_size=60_000)
+    step = CurriculumDataset(plain, curriculum).rows(range(20, 24))
+    assert step.labels.tolist() == plain.rows(range(20, 24)).labels.tolist(), "it goes on behind the phase's end"
 
 
 def test_positions_count_the_lengths_common_divisor() -> None:

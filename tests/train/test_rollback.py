@@ -488,6 +488,16 @@ def test_batches_of_a_changed_size_are_passed_over_as_they_were(
     assert rollbacks.read(inside)[0].passed == 4 * 4, "on that course the change came behind other batches"
 
 
+def test_a_batch_changes_in_its_step_behind_batches_that_are_no_multiple_of_it(finished: Finished, run: Path) -> None:
+    """One of 6 samples is passed over where all before had 4; and it may change again in the step behind."""
+    assert here("rollback", run, 4).status == 0
+    rollbacks.write(run, [rollbacks.read(run)[0].model_copy(update={"skip": 1, "passed": 6})])
+    for batch, at in ((6, 4), (10, 5)):
+        assert here("change", run, f"train.global_batch_size={batch}", "--at", at).status == 0
+    assert here("train", finished.config, f"run.folder={run}").status == 0
+    assert [line["tokens"] // 16 for line in metrics(run)] == [4, 8, 12, 16, 22 + 6, 28 + 10]
+
+
 def test_a_run_that_returns_by_itself_counts_them_so_too(grown: tuple[Path, list[str]], config: Path) -> None:
     loaded = load(config, grown[1])
     changes = metadata_of(newest := checkpoints(grown[0]) / folder_name(6), read_manifest(newest)).changes

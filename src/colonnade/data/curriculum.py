@@ -7,7 +7,8 @@
 The run goes through the same samples of s tokens in the same order as without a curriculum. In a phase of shorter
 sequences each sample is cut in r equal pieces. A group of b samples, b the batch of the phase, makes r steps: all first
 pieces, then all second ones, and so on, so that a batch is as mixed as one of whole samples: b texts. A phase ends with
-a group, so that the next begins with whole samples.
+a group, so that the next begins with whole samples. Where no sample is cut any more, a phase may begin at any, and the
+first step from there on is of it: batches that a rollback passes over need not be multiples of those of its own.
 
 A *position* counts tokens in units of the shortest sequence (of the lengths' common divisor). It is the whole state, as
 it is without a curriculum, where a unit is a sample: a run goes on from a position on any layout.
@@ -30,9 +31,9 @@ class Phase:
     """A part of the run with sequences and batches of one size."""
 
     begin: int
-    """Position of its first sequence."""
+    """Position: steps that begin there or later, and before the next phase, are of it."""
     sample: int
-    """The first sample that it cuts."""
+    """The sample at `begin`."""
     seq_length: int
     global_batch_size: int
     """Sequences of a step; samples of a group."""
@@ -54,8 +55,9 @@ class Curriculum:
         for number, (length, batch) in enumerate(zip(seq_lengths, batch_sizes, strict=True)):
             self.phases.append(Phase(begin, sample, length, batch, self.seq_length // length))
             if number + 1 < len(tokens):
-                groups = -(-(tokens[number + 1] - begin * self.unit) // (batch * self.seq_length))
-                sample += max(groups, 0) * batch
+                group = 1 if all(each == self.seq_length for each in seq_lengths[number:]) else batch
+                groups = -(-(tokens[number + 1] - begin * self.unit) // (group * self.seq_length))
+                sample += max(groups, 0) * group
                 begin = sample * (self.seq_length // self.unit)
 
     @property
@@ -73,9 +75,9 @@ class Curriculum:
         return [phase for phase in self.phases if phase.begin <= position][-1]
 
     def phase_of(self, positions: NDArray[np.int64]) -> Phase:
-        """The phase that positions are in, all of them."""
-        phase = self.phase(int(positions.min()))
-        assert phase is self.phase(int(positions.max())), "sequences of one length"
+        """The phase of the step that positions are in, all of them; it may go beyond the phase's end."""
+        phase, last = (self.phase(int(each)) for each in (positions.min(), positions.max()))
+        assert phase.seq_length == last.seq_length, "sequences of one length"
         return phase
 
     def next(self, position: int) -> int:
@@ -88,7 +90,7 @@ class Curriculum:
         for phase, after in zip(self.phases, [*self.phases[1:], None], strict=True):
             if after is None or position < after.begin:
                 step = phase.global_batch_size * self._stride(phase)
-                there = count if after is None else min(count, (after.begin - position) // step)
+                there = count if after is None else min(count, -((position - after.begin) // step))
                 position, count = position + there * step, count - there
         return position
 
