@@ -2077,7 +2077,7 @@ MUTATIONS = [
     Mutation(
         "a rollback takes the same batches again",
         "train/rollbacks.py",
-        "state.samples = _behind_batches(each, state.samples, corpus.curriculum)",
+        "state.samples = each.behind(state.samples, corpus.curriculum)",
         "pass",
         ("tests/train/test_rollback.py",),
     ),
@@ -2119,9 +2119,9 @@ MUTATIONS = [
     Mutation(
         "a learning rate in tokens takes all batches for equal",
         "train/corpus.py",
-        "    while tokens_of(config, most) < tokens:\n",
+        "    while counted(most) < tokens:\n",
         "    return -(-tokens // (config.train.global_batch_size * config.model.seq_length))\n"
-        "    while tokens_of(config, most) < tokens:\n",
+        "    while counted(most) < tokens:\n",
         ("tests/train/test_state.py",),
     ),
     Mutation(
@@ -3952,17 +3952,17 @@ MUTATIONS = [
     Mutation(
         "a change in mid-run brings back the full learning rate that a rollback has lowered",
         "train/in_force.py",
-        "state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)",
+        "state.learning_rate = learning_rate_of(config, state.rollbacks)",
         "state.learning_rate = learning_rate_of(config)",
         ("tests/train/test_in_force.py",),
     ),
     Mutation(
         "behind a return to the step of a change the learning rate and the optimizer of before it stay",
         "train/in_force.py",
-        "        state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)\n"
+        "        state.learning_rate = learning_rate_of(config, state.rollbacks)\n"
         "        state.optimizer = optimizer_of(config)\n",
         "        if state.changes != self._followed:\n"
-        "            state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)\n"
+        "            state.learning_rate = learning_rate_of(config, state.rollbacks)\n"
         "            state.optimizer = optimizer_of(config)\n",
         ("tests/train/test_in_force.py",),
     ),
@@ -6491,8 +6491,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a rollback passes over batches of the size before a change",
-        "train/rollbacks.py",
-        "rollback.passed is None else position",
+        "train/divergence.py",
+        "self.passed is None else position",
         "True else position",
         ("tests/train/test_rollback.py",),
     ),
@@ -9937,8 +9937,8 @@ MUTATIONS = [
     Mutation(
         "a rate that an earlier rollback has lowered rises with the next one",
         "train/rollbacks.py",
-        "state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)",
-        "state.learning_rate = lowered(learning_rate_of(config), to_do)",
+        "state.learning_rate = learning_rate_of(config, state.rollbacks)",
+        "state.learning_rate = learning_rate_of(config, to_do)",
         ("tests/train/test_rollbacks.py",),
     ),
     Mutation(
@@ -10240,6 +10240,13 @@ MUTATIONS = [
             "tests/data/test_curriculum.py",
             "tests/train/test_rollback.py",
         ),
+    ),
+    Mutation(
+        "tokens that a rollback passes over count for the learning rate",
+        "train/state.py",
+        "else step_by(config, tokens, rollbacks)\n",
+        "else step_by(config, tokens)\n",
+        ("tests/train/test_state.py",),
     ),
 ]
 

@@ -16,6 +16,7 @@ from colonnade.optim.adamw import AdamW
 from colonnade.optim.lamb import Lamb
 from colonnade.optim.loss_scale import LossScale
 from colonnade.train import state
+from colonnade.train.divergence import Rollback
 from colonnade.train.state import build_state, learning_rate_of, parallel_of, storage_of
 from tests.parity.runs import CPU, SERIAL, Case, Way, configured
 from tests.tiny import TinyCorpus, write_config
@@ -136,6 +137,21 @@ def test_a_learning_rate_in_tokens_is_that_in_steps(
     of_tokens, of_steps = (learning_rate_of(load(path, options)) for options in (tokens, same))
     assert [of_tokens(step) for step in range(1, 40)] == [of_steps(step) for step in range(1, 40)]
     assert of_tokens(warmup) == of_tokens(start) == 0.01 > of_tokens(start + 1) > of_tokens(end) == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("skipped", [Rollback(to=4, skip=2, passed=12), Rollback(to=4, skip=3)])
+def test_tokens_that_a_rollback_passes_over_do_not_count_for_the_learning_rate(
+    corpus: TinyCorpus, tmp_path: Path, skipped: Rollback
+) -> None:
+    """Twelve samples behind step 4, whose batches, of 6 or of 4 each, nobody has trained on; then come batches of 6."""
+    phases = ["curriculum.tokens=[0, 448]", "curriculum.seq_length=[16, 16]", "curriculum.global_batch_size=[4, 6]"]
+    phases += ["train.global_batch_size=6", "train.micro_batch_size=2"]
+    path = write_config(corpus, tmp_path)
+    path.write_text(path.read_text().replace("warmup_steps = 2\n", ""))
+    tokens = ["optim.warmup_tokens=256", "optim.decay_start_tokens=640", "optim.decay_tokens=1024"]
+    same = ["optim.warmup_steps=4", "optim.decay_start=8", "optim.decay_steps=12"]
+    of_tokens, of_steps = (learning_rate_of(load(path, [*phases, *options]), [skipped]) for options in (tokens, same))
+    assert [of_tokens(step) for step in range(1, 20)] == [of_steps(step) for step in range(1, 20)]
 
 
 def test_weights_that_the_same_stages_have_share_one_axis_and_others_have_another() -> None:

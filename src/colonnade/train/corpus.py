@@ -44,6 +44,7 @@ from colonnade.train.questions import ScoredQuestions, open_questions
 if TYPE_CHECKING:
     from colonnade.mesh.mesh import Axis
     from colonnade.tasks.task import Microbatch
+    from colonnade.train.divergence import Rollback
 
 Earlier = Sequence[tuple[int, Mapping[str, float]]]
 
@@ -211,18 +212,24 @@ def _files_of(dataset: SplitDataset | None) -> list[TokenFile]:
     return [] if dataset is None else [part.file for part in dataset.parts]
 
 
-def tokens_of(config: Config, steps: int | None = None) -> int:
-    """Tokens that so many steps use up, or the whole run; batches that a rollback passes over do not count."""
-    curriculum = curriculum_of(config)
-    return curriculum.steps(config.train.steps if steps is None else steps) * curriculum.unit * config.model.sequences
+def tokens_of(config: Config, steps: int | None = None, rollbacks: Sequence[Rollback] = ()) -> int:
+    """Tokens that so many steps use up, or the whole run; batches that its rollbacks pass over do not count."""
+    curriculum, steps = curriculum_of(config), config.train.steps if steps is None else steps
+    step = position = passed = 0
+    for each in rollbacks:
+        if each.to < steps:
+            end = curriculum.steps(each.to - step, position)
+            step, position = each.to, each.behind(end, curriculum)
+            passed += position - end
+    return (curriculum.steps(steps - step, position) - passed) * curriculum.unit * config.model.sequences
 
 
-def step_by(config: Config, tokens: int) -> int:
-    """The first step by which so many tokens are used up."""
-    most = 1
-    while tokens_of(config, most) < tokens:
+def step_by(config: Config, tokens: int, rollbacks: Sequence[Rollback] = ()) -> int:
+    """The first step by which so many tokens are used up, as `tokens_of` counts them."""
+    counted, most = partial(tokens_of, config, rollbacks=rollbacks), 1
+    while counted(most) < tokens:
         most *= 2
-    return bisect_left(range(most + 1), tokens, key=partial(tokens_of, config))
+    return bisect_left(range(most + 1), tokens, key=counted)
 
 
 def curriculum_of(config: Config) -> Curriculum:

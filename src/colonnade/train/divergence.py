@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from colonnade.checkpoint.schema import Count
 from colonnade.config.numbers import counted
 from colonnade.config.schema import DivergenceConfig
+from colonnade.data.curriculum import Curriculum
 from colonnade.errors import ColonnadeError
 from colonnade.optim.schedule import LearningRate
 from colonnade.train.growth import Windows, grown, observe
@@ -74,6 +75,10 @@ class Rollback(BaseModel):
     reason: str = ""
     id: str = ""
     """What no other has: a second one may be equal in all else. Empty: of before there was this."""
+
+    def behind(self, position: int, curriculum: Curriculum) -> int:
+        """Where a run that has returned to a position in the data goes on."""
+        return curriculum.steps(self.skip, position) if self.passed is None else position + self.passed
 
     def __str__(self) -> str:
         """What it changes, in words."""

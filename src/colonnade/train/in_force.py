@@ -29,7 +29,6 @@ from colonnade.train.change_requests import (
     write_decided,
 )
 from colonnade.train.corpus import Corpus, check_length, open_together
-from colonnade.train.divergence import lowered
 from colonnade.train.monitor import Monitor
 from colonnade.train.reference import attach_stored
 from colonnade.train.run_folder import CHANGES
@@ -90,7 +89,7 @@ class InForce:
             self._say(made, config, found[0])
             config, corpus = found
             state.changes = [*state.changes, made]
-        state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)
+        state.learning_rate = learning_rate_of(config, state.rollbacks)
         state.optimizer = optimizer_of(config)
         train, patient = config.train, config.checkpoint.retry_for > 0
         self._monitor.follow(steps=train.steps, log_every=train.log_every, patient=patient)

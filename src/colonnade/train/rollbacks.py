@@ -25,7 +25,7 @@ from colonnade.mesh.mesh import Axis
 from colonnade.train.change import Expected, behind
 from colonnade.train.change_requests import began_with, read_decided, to_come
 from colonnade.train.corpus import Corpus, check_length, curriculum_of, open_corpus
-from colonnade.train.divergence import BY_HAND, ROLLED_BACK, Rollback, in_force, lowered
+from colonnade.train.divergence import BY_HAND, ROLLED_BACK, Rollback, in_force
 from colonnade.train.metadata import RunMetadata, metadata_of
 from colonnade.train.monitor import set_aside, write_event
 from colonnade.train.rollback_options import RollbackOptions
@@ -152,12 +152,8 @@ def _position(curriculum: Curriculum, metadata: RunMetadata, recorded: Sequence[
     """Where a run goes on in the data behind a checkpoint, with the rollbacks that return to it."""
     position = metadata.samples
     for each in _to_do(recorded, metadata.step, metadata.rollbacks):
-        position = _behind_batches(each, position, curriculum)
+        position = each.behind(position, curriculum)
     return position
-
-
-def _behind_batches(rollback: Rollback, position: int, curriculum: Curriculum) -> int:
-    return curriculum.steps(rollback.skip, position) if rollback.passed is None else position + rollback.passed
 
 
 def _check_data_left(run: Path, checkpoint: Path, recorded: Sequence[Rollback]) -> None:
@@ -192,8 +188,8 @@ def apply(
     """
     to_do = _to_do(recorded, state.step, done)
     for each in to_do:
-        state.samples = _behind_batches(each, state.samples, corpus.curriculum)
+        state.samples = each.behind(state.samples, corpus.curriculum)
     state.rollbacks = [*done, *to_do]
-    state.learning_rate = lowered(learning_rate_of(config), state.rollbacks)
+    state.learning_rate = learning_rate_of(config, state.rollbacks)
     if state.rollbacks:
         check_length(config, corpus.training, corpus.curriculum, step=state.step, position=state.samples)

@@ -34,7 +34,7 @@ from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.base import Base
 from colonnade.train.change import Change
 from colonnade.train.corpus import step_by
-from colonnade.train.divergence import LossWatch, Rollback
+from colonnade.train.divergence import LossWatch, Rollback, lowered
 from colonnade.train.metadata import PublishedMetadata
 from colonnade.train.thermometers import Thermometers, thermometers
 
@@ -227,22 +227,25 @@ def optimizer_of(config: Config) -> Optimizer:
     return OPTIMIZERS[optim.name](optim.beta1, optim.beta2, optim.epsilon, optim.weight_decay)
 
 
-def learning_rate_of(config: Config) -> LearningRate:
-    """The rate of each step, as [optim] and train.steps say. Tokens are those that its steps have used up."""
+def learning_rate_of(config: Config, rollbacks: Sequence[Rollback] = ()) -> LearningRate:
+    """The rate of each step, as [optim] and train.steps say, and as rollbacks lower it. Tokens are those that its steps
+    have used up.
+    """
     optim = config.optim
     peak, floor, at = optim.learning_rate, optim.floor, optim.rewarm_at
 
     def step_of(tokens: int | None, steps: int) -> int:
-        return steps if tokens is None else step_by(config, tokens)
+        return steps if tokens is None else step_by(config, tokens, rollbacks)
 
     start = step_of(optim.decay_start_tokens, optim.decay_start or 0)
     end = step_of(optim.decay_tokens, optim.decay_end(config.train.steps))
     curve = partial(learning_rate, peak=peak, floor=floor, decay_steps=end, decay=optim.decay)
     once = curve(warmup_steps=step_of(optim.warmup_tokens, optim.warmup), decay_start=start)
     if at is None:
-        return once
+        return lowered(once, rollbacks)
     again = curve(warmup_steps=0, decay_start=max(start, at + optim.rewarm_steps))
-    return rewarmed(once, at=at, steps=optim.rewarm_steps, floor=floor, peak=peak, behind=again)
+    twice = rewarmed(once, at=at, steps=optim.rewarm_steps, floor=floor, peak=peak, behind=again)
+    return lowered(twice, rollbacks)
 
 
 def _loss_scale(config: Config) -> LossScale:
