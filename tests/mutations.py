@@ -8139,8 +8139,8 @@ MUTATIONS = [
     Mutation(
         "the batches that a return passes over are measured without the returns before it",
         "train/undo.py",
-        "corpus.curriculum, metadata, past)",
-        "corpus.curriculum, metadata, [])",
+        "corpus.curriculum, metadata, past, past)",
+        "corpus.curriculum, metadata, [], past)",
         ("tests/train/test_undo.py",),
     ),
     Mutation(
@@ -10247,6 +10247,13 @@ MUTATIONS = [
         "else step_by(config, tokens, rollbacks)\n",
         "else step_by(config, tokens)\n",
         ("tests/train/test_state.py",),
+    ),
+    Mutation(
+        "batches that an earlier rollback has passed over have the size of those around them",
+        "train/rollbacks.py",
+        "for other in in_force(past) if",
+        "for other in [] if",
+        ("tests/train/test_rollback.py",),
     ),
 ]
 

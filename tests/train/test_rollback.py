@@ -484,8 +484,8 @@ def test_batches_of_a_changed_size_are_passed_over_as_they_were(
     metadata = metadata_of(newest := checkpoints(run) / folder_name(6), read_manifest(newest))
     assert metadata.samples == 4 * 4 + 2 * 8 + 2 * 8, "no sample twice"
     elsewhere = [f"run.folder={inside}", *options[1:]]
-    assert here("train", config, *elsewhere).status == here("rollback", inside, 2, "--skip", 4).status == 0
-    assert rollbacks.read(inside)[0].passed == 4 * 4, "on that course the change came behind other batches"
+    assert here("train", config, *elsewhere).status == here("rollback", inside, 2, "--skip", 4 + 3).status == 0
+    assert rollbacks.read(inside)[0].passed == (2 * 4 + 2 * 8) + 2 * 4 + 8, "those of the first one, and three more"
 
 
 def test_a_batch_changes_in_its_step_behind_batches_that_are_no_multiple_of_it(finished: Finished, run: Path) -> None:
@@ -506,6 +506,10 @@ def test_a_run_that_returns_by_itself_counts_them_so_too(grown: tuple[Path, list
     assert _weighed(Rollback(to=4, skip=2), [], now, corpus) == ("", 2 * 8)
     assert _weighed(Rollback(to=2, skip=3), [], now, corpus) == ("", 2 * 4 + 8)
     assert _weighed(Rollback(to=4, skip=1), [Rollback(to=4, skip=1, passed=8)], now, corpus) == ("", 8)
+    later = in_force(loaded, [changes[0].model_copy(update={"position": 4 * 4 + 2 * 8})])
+    corpus = replace(corpus, curriculum=curriculum_of(later))
+    before = [Rollback(to=4, skip=2, passed=2 * 8)]
+    assert _weighed(Rollback(to=2, skip=2 + 2 + 1), before, later, corpus) == ("", 2 * 4 + 2 * 8 + 8)
 
 
 def test_a_second_one_takes_the_place_of_the_first(run: Path) -> None:

@@ -112,9 +112,10 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
         reason=BY_HAND,
         id=uuid4().hex,
     )
-    before = [each for each in read(run) if each.to < step]
+    past = read(run)
+    before = [each for each in past if each.to < step]
     if rollback.skip:
-        rollback = _measured_by_hand(rollback, run, saved, before)
+        rollback = _measured_by_hand(rollback, run, saved, before, past)
         _check_data_left(run, saved[step], [*before, rollback])
     (run / COPIES).unlink(missing_ok=True)
     write(run, [*before, rollback])
@@ -125,7 +126,7 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
 
 
 def _measured_by_hand(
-    rollback: Rollback, run: Path, saved: Mapping[int, Path], recorded: Sequence[Rollback]
+    rollback: Rollback, run: Path, saved: Mapping[int, Path], recorded: Sequence[Rollback], past: Sequence[Rollback]
 ) -> Rollback:
     """By the newest checkpoint that can be read, and what was decided behind it."""
     decided = read_decided(run)
@@ -135,17 +136,29 @@ def _measured_by_hand(
     for change in to_come(decided, newest.changes, newest.step):
         with suppress(ColonnadeError):  # the run has refused it, or would
             left = left.behind(change)
-    return measured(rollback, curriculum_of(left.config), to, recorded)
+    return measured(rollback, curriculum_of(left.config), to, recorded, past)
 
 
 def measured(
-    rollback: Rollback, curriculum: Curriculum, metadata: RunMetadata, recorded: Sequence[Rollback]
+    rollback: Rollback,
+    curriculum: Curriculum,
+    metadata: RunMetadata,
+    recorded: Sequence[Rollback],
+    past: Sequence[Rollback],
 ) -> Rollback:
     """With how far the batches reach that it passes over. `curriculum`: of the course that it leaves, with all changes
-    of it; `metadata`: of the checkpoint that it returns to; `recorded`: the rollbacks before it.
+    of it; `metadata`: of the checkpoint that it returns to; `past`: the rollbacks before it, of which `recorded` stay.
+    Batches that others have passed over on that course count, with the sizes that those had.
     """
-    start = _position(curriculum, metadata, recorded)
-    return rollback.model_copy(update={"passed": curriculum.steps(rollback.skip, start) - start})
+    start = position = _position(curriculum, metadata, recorded)
+    step, skip = rollback.to, rollback.skip
+    for each in (other for other in in_force(past) if other.to > rollback.to or other not in recorded):
+        counted = each.to - step + each.skip
+        if skip < counted:
+            break
+        position = each.behind(curriculum.steps(each.to - step, position), curriculum)
+        step, skip = each.to, skip - counted
+    return rollback.model_copy(update={"passed": curriculum.steps(skip, position) - start})
 
 
 def _position(curriculum: Curriculum, metadata: RunMetadata, recorded: Sequence[Rollback]) -> int:

@@ -91,7 +91,7 @@ def _weighed(rollback: Rollback, past: Sequence[Rollback], config: Config, corpu
     try:
         checkpoint = checkpoints_in(checkpoints(Path(config.run.folder)))[rollback.to]
         metadata = metadata_of(checkpoint, verify(checkpoint))
-        rollback = rollbacks.measured(rollback, corpus.curriculum, metadata, past)
+        rollback = rollbacks.measured(rollback, corpus.curriculum, metadata, past, past)
         rollbacks.check_left(config, corpus, metadata, [*past, rollback])
     except ColonnadeError as error:
         return str(error), None
