@@ -2,7 +2,8 @@
 
 A history is a list of sittings. What each asks for (keys that change, a rollback, other frozen weights) belongs to the
 run; on how many ranks, cut how, saved how, and what happens to it (a killed rank, a damaged or lost checkpoint, a
-flipped bit) does not. So the same sittings on one rank, left alone, must end in the same numbers, in float64.
+flipped bit) does not. So the same sittings on one rank, left alone, must end in the same numbers, in float64. Where
+batches grow, behind rollbacks too, each step's batch and learning rate are counted from what was asked for besides.
 """
 
 from __future__ import annotations
@@ -10,21 +11,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import checkpoints_in
+from colonnade.train.divergence import lowered
+from colonnade.train.metadata import config_of, metadata_of
+from colonnade.train.state import learning_rate_of
 from tests import tiny
 from tests.commands import Answer, here, start
 from tests.drills.faults import flip_a_bit, flipped
 from tests.drills.runs import TIME_LIMIT, TIMEOUT, Place, said
 from tests.examples import pairs
-from tests.runs import assert_near, events
+from tests.runs import assert_near, events, metrics
 
 STEPS = 10
+DECAY_TOKENS = 480
+BY_TOKENS = f"optim.decay_tokens={DECAY_TOKENS}"
+BATCH = "train.global_batch_size"
 ADAPTERS, PREFERENCES = "adapters", "preferences"
 COPIES = ("parallel.dp=2",)
 """Where a flipped bit is noticed; it needs a checkpoint to return to."""
@@ -67,14 +75,16 @@ CHANGED: dict[str, tuple[object, ...]] = {
     "optim.weight_decay": (0.0, 0.3),
     "optim.decay": ("linear", "constant"),
     "train.gradient_clip": (0.0, 0.5),
-    "train.global_batch_size": (8,),
+    BATCH: (8,),
     "train.evaluate_every": (0, 1, 2),
     "train.evaluate_samples": (2, 6),
     "checkpoint.every": (1, 2),
 }
 """Keys that a run takes while it goes on, and values for them."""
-FIXED = {"GPT, curriculum": {"train.global_batch_size"}}
+FIXED = {"GPT, curriculum": {BATCH}}
 """Those that a kind does not take."""
+BATCHES = (4, 6, 10, 12)
+"""Where they grow: not all are multiples of each other."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,7 @@ class Sitting:
     """(behind which step, key, value), handed in before it starts."""
     rollback: tuple[str, ...] = ()
     """What `colonnade rollback` is told before it starts."""
+    decay: str = f"optim.decay_steps={STEPS}"
 
     def __str__(self) -> str:
         ways = f"to {self.until} on {self.num_ranks} ({' '.join(self.layout)})"
@@ -108,30 +119,40 @@ class Sitting:
 
 
 def drawn(seed: int) -> tuple[str, list[Sitting]]:
-    """A kind of model, and a history of it."""
-    draws = Random(f"history {seed}")
+    """A kind of model, and a history of it. In some the batch changes often, also behind rollbacks that pass over a few
+    of them, and the learning rate decays by tokens.
+    """
+    draws, own = Random(f"history {seed}"), Random(f"growing {seed}")
     kind = draws.choice(list(KINDS))
+    growing = own.random() < 0.5 and kind not in (*FIXED, PREFERENCES)
     ends = sorted({*draws.sample(range(2, STEPS), draws.randint(1, 3)), STEPS})
     frozen: tuple[str, ...] = ()
     found: list[Sitting] = []
     since = step = 0
     for end in ends:
         num_ranks, layout = draws.choice(LAYOUTS)
-        ways = [f"train.micro_batch_size={draws.choice((1, 2)) if num_ranks < 4 else 1}"]
+        micro = draws.choice((1, 2)) if num_ranks < 4 else 1
+        ways = [f"train.micro_batch_size={1 if growing else micro}"]
         ways.append(f"checkpoint.asynchronous={draws.choice(('true', 'false'))}")
         changed = kind != ADAPTERS and draws.random() < 0.6
         frozen = draws.choice(FROZEN) if changed else frozen
         rollback = _rollback(draws, step) if found and draws.random() < 0.25 else ()
+        if growing and found and own.random() < 0.7:
+            rollback = (str(own.randint(1, step - 1)), "--skip", str(own.randint(1, 3)))
         keys = draws.sample(sorted(CHANGED.keys() - FIXED.get(kind, set())), draws.choice((0, 0, 1, 2)))
         behind = int(rollback[0]) if rollback else step
         changes = [(_behind(draws, behind, end), key, draws.choice(CHANGED[key])) for key in keys if end > behind]
+        if growing:
+            changes = [each for each in changes if each[1] not in (BATCH, "checkpoint.every")]
+            changes += [(own.randint(behind, end - 1), BATCH, own.choice(BATCHES)) for _ in range(2) if end > behind]
         goes_on = bool(found) and found[-1].frozen == frozen and not rollback
         fault = draws.choice(("", "", "killed", *(("damaged", "deleted") if goes_on else ("killed",))))
         if goes_on and [each.frozen for each in found[-2:-1]] not in ([], [frozen]) and draws.random() < 0.7:
             fault = "damaged"  # it returns to where other weights were trained
         if found and end > step + 1 and layout == COPIES and draws.random() < 0.7:
             fault = "flipped"
-        found.append(Sitting(end, since, num_ranks, (*layout, *ways), fault, frozen, tuple(sorted(changes)), rollback))
+        sitting = Sitting(end, since, num_ranks, (*layout, *ways), fault, frozen, tuple(sorted(changes)), rollback)
+        found.append(replace(sitting, decay=BY_TOKENS) if growing else sitting)
         since, step = behind, end
     return kind, found
 
@@ -160,6 +181,7 @@ def history_drill(place: Place, *, seed: int) -> dict[str, Any]:
     try:
         if not problems:
             assert_near(run, alone, ended_with=[each.until for each in sittings])
+            problems += _not_as_asked(run, sittings) if sittings[0].decay == BY_TOKENS else ()
     except AssertionError as error:
         problems.append(f"it ended elsewhere: {str(error)[:300]}")
     told = [f"{kind}: " + "; ".join(map(str, sittings))] if problems else []
@@ -167,6 +189,30 @@ def history_drill(place: Place, *, seed: int) -> dict[str, Any]:
     if not problems:
         shutil.rmtree(run.parents[1])
     return {**found, "problems": [*problems, *told]}
+
+
+def _not_as_asked(run: Path, sittings: Sequence[Sitting]) -> Iterator[str]:
+    """Steps whose batch or learning rate is another than was asked for. Tokens that rollbacks passed over do not count:
+    the decay ends with the step by which the rest is used up, of what comes with the batch of the step.
+    """
+    saved = {step: (path, read_manifest(path)) for step, path in checkpoints_in(run / "checkpoints").items()}
+    asked = [each for sitting in sittings for each in sitting.changes if each[1] == BATCH]
+    asked.sort(key=lambda each: each[0])
+    rollbacks, used = metadata_of(*saved[STEPS]).rollbacks, [0]
+    for step, line in enumerate(metrics(run), 1):
+        config, by = config_of(*saved[step]), metadata_of(*saved[step]).rollbacks
+        (batch,) = [4, *(value for at, _, value in asked if at < step)][-1:]
+        tokens = int(str(batch)) * config.model.sample_length
+        passed = sum(each.passed or 0 for each in rollbacks if each.to < step)
+        used.append(line["tokens"] - passed * config.model.sample_length)
+        if used[-1] - used[-2] != tokens:
+            yield f"step {step} uses {used[-1] - used[-2]} tokens, and not {tokens}"
+        ahead = step - 1 - (used[-2] - DECAY_TOKENS) // tokens
+        end = next((at for at, count in enumerate(used) if count >= DECAY_TOKENS), ahead)
+        optim = config.optim.model_copy(update={"decay_tokens": None, "decay_steps": end})
+        rate = lowered(learning_rate_of(config.model_copy(update={"optim": optim})), by)(step)
+        if abs(line["learning_rate"] - rate) > 1e-12:
+            yield f"step {step} has the learning rate {line['learning_rate']}, and not {rate}"
 
 
 def _sit(place: Place, run: Path, kind: str, sitting: Sitting) -> list[str]:
@@ -208,7 +254,7 @@ def _started(place: Place, run: Path, kind: str, sitting: Sitting, first: Callab
     else:
         config = tiny.write_config(place.corpus, run.parent)
     keys = [
-        *("train.precision=fp64", f"train.steps={sitting.until}", f"optim.decay_steps={STEPS}", f"run.folder={run}"),
+        *("train.precision=fp64", f"train.steps={sitting.until}", sitting.decay, f"run.folder={run}"),
         "optim.epsilon=1e-5",  # a gradient that is nothing but rounding is no step
         *("checkpoint.every=1", "checkpoint.keep=100", "checkpoint.compare_copies_every=1", TIMEOUT),
         *KINDS[kind],
