@@ -17,6 +17,9 @@ from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, DamagedError
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import damaged, recovery
+from colonnade.train.corpus import open_corpus
+from colonnade.train.state import build_state
+from colonnade.train.undo import return_to_newest
 from tests.commands import forked
 from tests.runs import Finished, assert_same, events, snapshot
 from tests.told import Told
@@ -61,6 +64,25 @@ def test_the_run_goes_on_from_the_one_before(
     assert (told["now"], told["origin"]) == (f"damaged_{newest.name}", "disk")
     if num_ranks == 1:
         assert_same(run, finished.folder)
+
+
+def test_so_does_a_run_that_returns_to_it(finished: Finished, config: Path, tmp_path: Path) -> None:
+    """Where copies differ, or weights are nan: in mid-run as at a start."""
+    run, told = copy(finished, tmp_path), Told()
+    before, newest = list(checkpoints_in(run / "checkpoints").values())[-2:]
+    flip(newest)
+    settings = load(config, [f"run.folder={run}"])
+    corpus = open_corpus(settings)
+    state = build_state(settings, Mesh(), corpus.vocab_size, torch.device("cpu"))
+    monitor: Any = SimpleNamespace(event=told.event, say=told.say, go_back=lambda step: told.say(f"to {step}"))
+    return_to_newest(state, settings, corpus, monitor)
+    ((kind, details),) = told.events
+    assert (kind, details["checkpoint"], details["to"]) == ("damaged checkpoint", newest.name, before.name)
+    assert state.step == 4 and told.said[-1] == "to 4" and not newest.exists()
+    expected = build_state(settings, Mesh(), corpus.vocab_size, torch.device("cpu"))
+    recovery.restore(expected, settings, corpus)
+    for ours, theirs in zip(state.buckets, expected.buckets, strict=True):
+        assert torch.equal(ours.master, theirs.master), ours.name
 
 
 @pytest.mark.parametrize("key", ["restarts.damaged=refuse", "restarts.limit=0"])

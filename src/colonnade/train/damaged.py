@@ -2,7 +2,7 @@
 and those in checkpoint.upload_to; said, and an event.
 
     look        before anything reads it: what its manifest and the sizes of its files show
-    restored    while it is read: what the hashes of its bytes show
+    restored    while it is read, at a start or by a run that returns to it: what the hashes of its bytes show
 
 Rank 0 alone looks, fetches and renames. Where there is no other checkpoint nothing is touched, and the run is refused.
 """

@@ -14,7 +14,7 @@ from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks
 from colonnade.train.corpus import Corpus
-from colonnade.train.damaged import by_rank_0
+from colonnade.train.damaged import by_rank_0, restored
 from colonnade.train.divergence import NO_ROLLBACK, ROLLED_BACK, Divergence, Rollback, decide, stopped
 from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.metadata import metadata_of
@@ -61,9 +61,9 @@ def roll_back(
 
 
 def return_to_newest(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) -> None:
-    """Put `state` to where the newest checkpoint is, which must be there; every rank calls this."""
+    """Put `state` to where the newest sound checkpoint is, which must be there; every rank calls this."""
     state.ownership.settle()
-    recovery.restore(state, config, corpus)
+    restored(state, config, corpus, monitor)
     monitor.go_back(state.step)
 
 
