@@ -2209,6 +2209,13 @@ MUTATIONS = [
         ("tests/train/test_lora.py",),
     ),
     Mutation(
+        "a run that returns goes on beside the base as it is in memory",
+        "train/undo.py",
+        "        fill_base_(state)\n",
+        "        pass\n",
+        ("tests/train/test_lora.py",),
+    ),
+    Mutation(
         "a frozen weight of another size counts as the base's",
         "train/init_from.py",
         "if w.is_frozen and origin.shapes.get(name) == w.shape)",

@@ -111,7 +111,7 @@ def test_a_merge_keeps_them_and_a_run_that_begins_from_it(
 def test_adapters_of_before_get_them_when_they_go_on(finished: Finished, tmp_path: Path) -> None:
     """Whose checkpoints say nothing of it. What a run has kept stays."""
     theirs = published(finished, tmp_path / "theirs", IDS)
-    state: Any = SimpleNamespace(published=None, base=SimpleNamespace(weights=()), ownership=Mock())
+    state: Any = SimpleNamespace(published=None, base=Mock(weights=()), ownership=Mock())
     origin, told = init_from.origin_at(theirs), SimpleNamespace(say=lambda _: None)
     with patch.object(init_from, "shards_of", lambda state, base: []):
         init_from.read_base(origin, state, SimpleNamespace(tokenizer=None, vocab_size=275), told)  # type: ignore[arg-type]

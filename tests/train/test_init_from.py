@@ -289,12 +289,10 @@ def test_what_was_published_with_a_base_is_asked_for_where_the_run_does_not_know
 ) -> None:
     monkeypatch.setattr(init_from, "shards_of", lambda state, base: [])
     corpus, told = SimpleNamespace(tokenizer=None, vocab_size=50), Told()
-    origin: Any = SimpleNamespace(
-        path="base", what="a model", fill=lambda shards: None, published_by=lambda tokenizer, size: f"of {size}"
-    )
+    origin: Any = SimpleNamespace(path="base", what="a model", published_by=lambda tokenizer, size: f"of {size}")
     for known, expected in (("of the run", "of the run"), (None, "of 50")):
         state: Any = SimpleNamespace(
-            published=known, base=SimpleNamespace(names=frozenset(), weights=frozenset()),
+            published=known, base=SimpleNamespace(weights=frozenset(), fill=lambda shards: None),
             ownership=SimpleNamespace(publish=lambda: None),
         )  # fmt: skip
         init_from.read_base(origin, state, corpus, told)  # type: ignore[arg-type]

@@ -2,22 +2,30 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import MANIFEST
+from colonnade.config.load import load
 from colonnade.data.sidecar import sidecar_path
 from colonnade.errors import CheckpointError
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import build_mesh
+from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.train import init_from, recovery
 from colonnade.train.base import Base, BaseMetadata, base_path, content_of, content_together
+from colonnade.train.corpus import open_corpus
+from colonnade.train.state import build_state
+from colonnade.train.undo import return_to_newest
 from tests.commands import Answer, after_banner, forked, here
 from tests.distributed import run_on_ranks
 from tests.runs import Finished, metrics, tensors
 from tests.tasks import examples
 from tests.tiny import TinyCorpus, write_config
+from tests.told import Told
 
 LORA = ("optim.decay_steps=6", "lora.rank=4", "lora.dropout=0.1", 'lora.targets=["attention.*", "mlp.up"]')
 
@@ -50,11 +58,35 @@ def test_adapters_and_their_moments_are_saved_alone(adapted: Path, finished: Fin
     assert base["path"] == str(finished.newest) and len(base["weights"]) == len(tensors(finished.folder)) // 3
 
 
+def test_a_run_that_returns_reads_its_base_again(adapted: Path, finished: Finished, tmp_path: Path) -> None:
+    """What is wrong with it in memory is in no checkpoint. It has to be the base that the run began with."""
+    base = Path(shutil.copytree(finished.newest, tmp_path / "base"))
+    settings = load(adapted / "config.toml", [f"train.init_from={base}"])
+    corpus, told, world = open_corpus(settings), cast(Any, Told()), Mesh().world
+    state = build_state(settings, Mesh(), corpus.vocab_size, torch.device("cpu"), draw=False)
+    origin = init_from.opened(settings, corpus)
+    assert origin is not None
+    state.base = init_from.based_on(origin, state, world)
+    recovery.restore(state, settings, corpus)
+    init_from.read_base(origin, state, corpus, told)
+    sound = [bucket.master.clone() for bucket in state.buckets]
+    for bucket in state.buckets:
+        bucket.master += 1
+    monitor: Any = SimpleNamespace(go_back=lambda step: None)
+    return_to_newest(state, settings, corpus, monitor)
+    for bucket, expected in zip(state.buckets, sound, strict=True):
+        assert torch.equal(bucket.master, expected), bucket.name
+    shutil.rmtree(base)
+    shutil.copytree(finished.newest.with_name("step_00000004"), base)
+    with pytest.raises(CheckpointError, match="adapters of another base"):
+        return_to_newest(state, settings, corpus, monitor)
+
+
 def test_a_base_is_known_by_where_it_lies_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who goes on may stand in another folder than who began."""
     (tmp_path / "base").mkdir()
     monkeypatch.chdir(tmp_path)
-    written = Base(Path("base"), {"manifest.json": "0" * 64}, frozenset({"b", "a"})).metadata()
+    written = Base(Path("base"), {"manifest.json": "0" * 64}, frozenset({"b", "a"}), lambda shards: None).metadata()
     assert written == {"path": str(tmp_path / "base"), "files": {"manifest.json": "0" * 64}, "weights": ["a", "b"]}
     monkeypatch.chdir("/")
     wanted = BaseMetadata.model_validate(written)

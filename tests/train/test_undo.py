@@ -84,7 +84,8 @@ def test_a_checkpoint_that_is_still_being_written_is_waited_for_and_counts(
 def test_nothing_is_left_of_the_steps_that_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients that are under way are waited for, and the log goes on behind the step that was read."""
     done: list[object] = []
-    state: Any = SimpleNamespace(step=23, ownership=SimpleNamespace(settle=lambda: done.append("settled"), mesh=Mesh()))
+    owned = SimpleNamespace(settle=lambda: done.append("settled"), mesh=Mesh())
+    state: Any = SimpleNamespace(step=23, base=None, ownership=owned)
 
     def restore(state: Any, *_: object) -> None:
         done.append("restored")

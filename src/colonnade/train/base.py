@@ -2,10 +2,10 @@
 
 A checkpoint of adapters has what is trained, and which content its base had: the digest of a checkpoint's manifest, or
 the SHA-256 of a published folder's config.json and of the files that its weights are read from. Going on, evaluating
-and merging begin with a look whether that is what lies there still.
+and merging begin with a look whether that is what lies there still; so does a run that returns to a checkpoint.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import MANIFEST
+from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.schema import clip
 from colonnade.data.sidecar import hash_file
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import weight_files
+from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
 
@@ -43,6 +45,8 @@ class Base:
     path: Path
     files: Mapping[str, str]
     weights: frozenset[str]
+    fill: Callable[[Sequence[Shard]], None]
+    """Reads its weights into shards; every rank calls it."""
 
     def metadata(self) -> dict[str, object]:
         return {"path": str(self.path.absolute()), "files": dict(self.files), "weights": sorted(self.weights)}
@@ -60,8 +64,9 @@ def content_of(path: Path) -> dict[str, str]:
 
 
 def content_together(path: Path, ranks: Axis) -> dict[str, str]:
-    """The same, read by the first rank alone; every rank calls this."""
-    lines = "" if ranks.rank else "\n".join(f"{digest} {name}" for name, digest in content_of(path).items())
+    """The same, read by the first rank alone, and raised on all; every rank calls this."""
+    found = on_all_ranks(lambda: {} if ranks.rank else content_of(path), ranks)
+    lines = "\n".join(f"{digest} {name}" for name, digest in found.items())
     told = gather_texts(lines, ranks)[0]
     return {name: digest for digest, _, name in (line.partition(" ") for line in told.splitlines())}
 

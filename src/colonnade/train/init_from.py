@@ -101,20 +101,25 @@ def based_on(origin: Origin, state: TrainState, ranks: Axis) -> Base:
     """
     stated = state.model.architecture.weights()
     kept = (name for name, w in stated.items() if w.is_frozen and origin.shapes.get(name) == w.shape)
-    return Base(origin.path, content_together(origin.path, ranks), frozenset(kept))
+    return Base(origin.path, content_together(origin.path, ranks), frozenset(kept), origin.fill)
 
 
-@torch.no_grad()
 def read_base(origin: Origin, state: TrainState, corpus: Corpus, monitor: Monitor) -> None:
     """Put the weights of the base in the place of those that a run with adapters goes on without; every rank calls
     this. What was published with them was not always kept.
     """
     state.published = state.published or origin.published_by(corpus.tokenizer, corpus.vocab_size)
+    fill_base_(state)
+    monitor.say(f"Beside them the weights of {origin.path}, {origin.what}, as the run began with them.")
+
+
+@torch.no_grad()
+def fill_base_(state: TrainState) -> None:
+    """Put the weights of the base, as they lie on the disk, in the place of those in memory; every rank calls this."""
     assert state.base is not None, "a run with adapters and a base"
     names = state.base.weights
-    origin.fill([shard for shard in shards_of(state, base=True) if shard.name in names])
+    state.base.fill([shard for shard in shards_of(state, base=True) if shard.name in names])
     state.ownership.publish()
-    monitor.say(f"Beside them the weights of {origin.path}, {origin.what}, as the run began with them.")
 
 
 def _of_checkpoint(path: Path, found: Path | None, named_by: str) -> Origin:
