@@ -34,6 +34,7 @@ DECAY_TOKENS = 480
 BY_TOKENS = f"optim.decay_tokens={DECAY_TOKENS}"
 BATCH = "train.global_batch_size"
 ADAPTERS, PREFERENCES = "adapters", "preferences"
+BESIDE = "adapters beside a base"
 COPIES = ("parallel.dp=2",)
 """Where a flipped bit is noticed; it needs a checkpoint to return to."""
 LAYOUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
@@ -154,7 +155,7 @@ def drawn(seed: int) -> tuple[str, list[Sitting]]:
         sitting = Sitting(end, since, num_ranks, (*layout, *ways), fault, frozen, tuple(sorted(changes)), rollback)
         found.append(replace(sitting, decay=BY_TOKENS) if growing else sitting)
         since, step = behind, end
-    return kind, found
+    return BESIDE if kind == ADAPTERS and draws.random() < 0.5 else kind, found
 
 
 def _rollback(draws: Random, step: int) -> tuple[str, ...]:
@@ -257,9 +258,10 @@ def _started(place: Place, run: Path, kind: str, sitting: Sitting, first: Callab
         *("train.precision=fp64", f"train.steps={sitting.until}", sitting.decay, f"run.folder={run}"),
         "optim.epsilon=1e-5",  # a gradient that is nothing but rounding is no step
         *("checkpoint.every=1", "checkpoint.keep=100", "checkpoint.compare_copies_every=1", TIMEOUT),
-        *KINDS[kind],
+        *KINDS[ADAPTERS if kind == BESIDE else kind],
         *sitting.layout,
-        *([f"parts.frozen={json.dumps(sitting.frozen)}"] if kind != ADAPTERS else []),
+        *([f"parts.frozen={json.dumps(sitting.frozen)}"] if kind not in (ADAPTERS, BESIDE) else []),
+        *([f"train.init_from={_base(place)}"] if kind == BESIDE else []),
     ]
     return start("train", config, *keys, num_ranks=sitting.num_ranks, first=first).answers(TIME_LIMIT)
 
@@ -270,6 +272,15 @@ def _pairs(place: Place) -> Path:
         folder.mkdir()
         pairs.make(folder)
     return folder
+
+
+def _base(place: Place) -> Path:
+    """A run of one step; its weights are those that a flipped bit is in."""
+    folder = place.folder / "base"
+    if not folder.exists():
+        folder.mkdir()
+        here("train", tiny.write_config(place.corpus, folder), "train.steps=1", "train.precision=fp64")
+    return folder / "run"
 
 
 def _first(sitting: Sitting, fault: str) -> Callable[[int], None]:

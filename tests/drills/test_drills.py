@@ -80,8 +80,9 @@ def test_a_flipped_bit_is_found_and_undone(place: Place) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [10, 16, 29, 11])
 def test_a_history_ends_as_on_one_rank_left_alone(place: Place, seed: int) -> None:
-    """With a change behind the step to which a flipped bit lets the run return, twice; with all checkpoints lost in
-    which some weights, which were frozen before, had been trained; and with batches that do not divide each other.
+    """With a change behind the step to which a flipped bit lets the run return, twice, once in a base of adapters; with
+    all checkpoints lost in which some weights, which were frozen before, had been trained; and with batches that do
+    not divide each other.
     """
     found = history_drill(place, seed=seed)
     assert found["problems"] == [] and found["injected"]
