@@ -8160,7 +8160,7 @@ MUTATIONS = [
     Mutation(
         "epochs of a blend are not held against a return by hand",
         "train/rollbacks.py",
-        ' or config.data.blend_by == "epochs":',
+        ' or began.data.blend_by == "epochs":',
         ":",
         ("tests/train/test_rollbacks.py",),
     ),
@@ -9754,10 +9754,17 @@ MUTATIONS = [
     ),
     Mutation(
         "a dry run behind a rollback counts the data by the configuration before its changes",
-        "train/beginning.py",
-        "    config = behind(config, metadata.changes)\n",
-        "",
+        "train/rollbacks.py",
+        "    config = behind(began, metadata.changes)\n",
+        "    config = began\n",
         ("tests/train/test_beginning.py",),
+    ),
+    Mutation(
+        "behind a return the data have to last for what the run was before changes to come",
+        "train/rollbacks.py",
+        "    for change in coming:\n",
+        "    for change in ():\n",
+        ("tests/train/test_rollback.py",),
     ),
     Mutation(
         "the second half of a character is no half",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -31,6 +31,7 @@ from colonnade.train.change import in_force
 from colonnade.train.corpus import curriculum_of, open_corpus
 from colonnade.train.divergence import Divergence, Rollback
 from colonnade.train.metadata import metadata_of
+from colonnade.train.monitor import set_aside
 from colonnade.train.recovery import restore
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import ROLLBACKS, checkpoints
@@ -372,6 +373,56 @@ def test_batches_that_an_earlier_rollback_passes_over_count_for_whether_data_las
     assert _weighed(Rollback(to=4, skip=1), [first], loaded, corpus)[0] == ""
     assert _weighed(Rollback(to=4, skip=2), [], loaded, corpus)[0] == ""
     assert "Set train.steps to" in _weighed(Rollback(to=4, skip=2), [first], loaded, corpus)[0]
+
+
+@pytest.fixture
+def shortened(config: Path, tmp_path: Path) -> tuple[Path, list[str]]:
+    """A run of all of its data, which a change behind step 4 has made one of eight steps, and its options."""
+    run = tmp_path / "run"
+    keys = [f"run.folder={run}", "data.order=all_epochs", "data.epochs=1", "checkpoint.keep=9"]
+    there = len(open_corpus(load(config, ["data.order=all_epochs", "data.epochs=100"])).datasets.train)
+    keys.append(f"train.steps={there // 4}")
+    run.mkdir()
+    (run / "changes.jsonl").write_text('{"change": {"train.steps": 8}, "at": 4}\n')
+    assert here("train", config, *keys).status == 0 and saved_steps(run) == [2, 4, 6, 8]
+    return run, keys
+
+
+def test_a_run_that_was_made_shorter_returns_by_itself_to_before_that(
+    shortened: tuple[Path, list[str]], config: Path
+) -> None:
+    """The data need to last for what it is now alone, here and at each start."""
+    run, keys = shortened
+    began, told = load(config, [*keys, "divergence.then=roll_back", "divergence.healthy_for=2"]), Told()
+    corpus = open_corpus(began)
+    state = build_state(began, Mesh(), corpus.vocab_size, torch.device("cpu"))
+    restore(state, began, corpus)
+    saving: Any = SimpleNamespace(wait_out=lambda _: None)
+    monitor: Any = SimpleNamespace(event=told.event, say=told.say, go_back=lambda step: set_aside(run, step))
+    roll_back(
+        Divergence(5, 5, "has loss nan"),
+        state,
+        saving,
+        config=in_force(began, state.changes),
+        mesh=Mesh(),
+        corpus=corpus,
+        monitor=monitor,
+        copies=cast(Any, SimpleNamespace(forget=lambda: None)),
+    )
+    assert (state.step, state.samples, saved_steps(run)) == (2, (2 + 3) * 4, [2])
+    assert here("train", config, *keys, "--dry-run").status == here("train", config, *keys).status == 0
+    assert saved_steps(run) == [2, 4, 6, 8] and metrics(run)[-1]["tokens"] == (8 + 3) * 4 * 16
+
+
+def test_a_run_that_was_made_shorter_returns_by_hand_to_before_that(
+    shortened: tuple[Path, list[str]], config: Path
+) -> None:
+    run, keys = shortened
+    longest = int(keys[-1].partition("=")[2]) - 8
+    refused = here("rollback", run, 2, "--skip", longest + 1)
+    assert refused.status == 2 and "Set train.steps to 7 or less" in refused.err, refused
+    assert here("rollback", run, 2, "--skip", longest).status == 0
+    assert here("train", config, *keys).status == 0 and saved_steps(run) == [2, 4, 6, 8]
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from colonnade.config.load import load, to_toml
 from colonnade.errors import CheckpointError, ConfigError
+from colonnade.mesh.mesh import Mesh
 from colonnade.train import rollbacks
 from colonnade.train.change import Change
 from colonnade.train.change_requests import Decided, write_decided
@@ -100,10 +101,9 @@ def test_data_that_end_are_held_against_a_return_by_hand(
     """However it is said how often they are read; those that begin again are enough for any run."""
     settings, held = load(run / "config.toml"), list[int]()
     data = settings.data.model_copy(update=said)
-    monkeypatch.setattr(rollbacks, "load", lambda path: settings.model_copy(update={"data": data}))
-    monkeypatch.setattr(rollbacks, "behind", lambda config, changes: config)
+    monkeypatch.setattr(rollbacks, "began_with", lambda *_: settings.model_copy(update={"data": data}))
     monkeypatch.setattr(rollbacks, "open_corpus", lambda config: None)
-    monkeypatch.setattr(rollbacks, "check_left", lambda config, corpus, metadata, recorded: held.append(metadata.step))
+    monkeypatch.setattr(rollbacks, "check_left", lambda config, corpus, metadata, *_: held.append(metadata.step))
     rollbacks.by_hand(run, 4, RollbackOptions(skip=1))
     assert held == [4] * is_held
 
@@ -115,9 +115,10 @@ def test_data_that_end_are_held_against_a_run_that_has_returned(monkeypatch: pyt
     corpus: Any = SimpleNamespace(training=None, curriculum=curriculum_of(settings))
     batch = settings.train.global_batch_size
     known, new = Rollback(to=2, skip=3, id="known"), Rollback(to=4, skip=2, id="new")
+    owned = SimpleNamespace(mesh=Mesh())
     cases = (([], [], None), ([new], [], 2), ([new], [new], 0), ([known], [known], 0), ([known, new], [known], 2))
     for recorded, done, passed in cases:
-        state: Any = SimpleNamespace(step=4, samples=4 * batch, rollbacks=[], learning_rate=None)
+        state: Any = SimpleNamespace(step=4, samples=4 * batch, changes=[], ownership=owned)
         held.clear()
         rollbacks.apply(state, settings, corpus, recorded, done)
         assert state.rollbacks == recorded and state.samples == (4 + (passed or 0)) * batch
@@ -224,8 +225,9 @@ def test_rates_are_lowered_by_all_returns_that_a_run_has_made(monkeypatch: pytes
     known = Rollback(to=2, rate_factor=0.5, rate_until=6, id="known")
     new = Rollback(to=4, rate_factor=0.25, rate_until=5, id="new")
     plain = rollbacks.learning_rate_of(settings)
+    owned = SimpleNamespace(mesh=Mesh())
     for recorded, factors in (([known], [0.5, 0.5, 1.0]), ([known, new], [0.125, 0.5, 1.0])):
-        state: Any = SimpleNamespace(step=4, samples=16, rollbacks=[], learning_rate=None)
+        state: Any = SimpleNamespace(step=4, samples=16, changes=[], ownership=owned)
         rollbacks.apply(state, settings, corpus, recorded, [known])
         assert [state.learning_rate(step) for step in (5, 6, 7)] == [
             plain(step) * factor for step, factor in zip((5, 6, 7), factors, strict=True)

@@ -1,6 +1,5 @@
 """Where a run begins, and what it comes to: told before its state is made, from what stands in its folder."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.train import reference, rollbacks, taught
 from colonnade.train.base import check_base, content_together
 from colonnade.train.best import evaluations_since_best, none_better
-from colonnade.train.change import Change, Expected, behind
+from colonnade.train.change import Change, Expected
 from colonnade.train.change_requests import foreseen
 from colonnade.train.corpus import Corpus, check_length, curriculum_of
 from colonnade.train.init_from import Origin
@@ -92,7 +91,5 @@ def beginning_of(config: Config, corpus: Corpus, now: Config, mesh: Mesh, origin
     since = evaluations_since_best(run, until=manifest.step)
     if train.patience and since >= train.patience:
         return f"do nothing: {path} is at step {manifest.step:,}, and {none_better(since, train.patience)}"
-    config = behind(config, metadata.changes)
-    corpus = replace(corpus, curriculum=curriculum_of(config))
     rollbacks.check_left(config, corpus, metadata, rollbacks.read(run))
     return f"go on from {path} with step {manifest.step + 1:,}"

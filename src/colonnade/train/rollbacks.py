@@ -16,14 +16,13 @@ from colonnade.atomic import write_whole
 from colonnade.checkpoint.folders import discard_after
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import checkpoints_in, folder_name
-from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
 from colonnade.errors import CheckpointError, ColonnadeError, ConfigError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
-from colonnade.train.change import Expected, behind
-from colonnade.train.change_requests import began_with, read_decided, to_come
+from colonnade.train.change import Change, Expected, as_it_began, behind
+from colonnade.train.change_requests import Decided, began_with, foreseen, read_decided, to_come
 from colonnade.train.corpus import Corpus, check_length, curriculum_of, open_corpus
 from colonnade.train.divergence import BY_HAND, ROLLED_BACK, Rollback, in_force
 from colonnade.train.metadata import RunMetadata, metadata_of
@@ -32,7 +31,7 @@ from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import COPIES, ROLLBACKS, checkpoints
 from colonnade.train.state import TrainState, learning_rate_of
 
-_LIST = TypeAdapter(list[Rollback])
+_LIST, _CHANGES = TypeAdapter(list[Rollback]), TypeAdapter(list[Change])
 
 
 def read(run: Path) -> list[Rollback]:
@@ -171,20 +170,43 @@ def _position(curriculum: Curriculum, metadata: RunMetadata, recorded: Sequence[
 
 def _check_data_left(run: Path, checkpoint: Path, recorded: Sequence[Rollback]) -> None:
     """ConfigError where data that end would do so before the run; nothing where they cannot be read from here."""
-    metadata = metadata_of(checkpoint, read_manifest(checkpoint))
-    config = behind(load(run / "config.toml"), metadata.changes)
-    if config.data.order == "all_epochs" or config.data.blend_by == "epochs":
+    began = began_with(run, read_decided(run))
+    if began.data.order == "all_epochs" or began.data.blend_by == "epochs":
         try:
-            corpus = open_corpus(config)
+            corpus = open_corpus(began)
         except ColonnadeError:
             return
-        check_left(config, corpus, metadata, recorded)
+        check_left(began, corpus, metadata_of(checkpoint, read_manifest(checkpoint)), recorded, run)
 
 
-def check_left(config: Config, corpus: Corpus, metadata: RunMetadata, recorded: Sequence[Rollback]) -> None:
-    """ConfigError where too little data is left behind a checkpoint, with the rollbacks that return to it."""
-    position = _position(corpus.curriculum, metadata, recorded)
-    check_length(config, corpus.training, corpus.curriculum, step=metadata.step, position=position)
+def check_left(
+    began: Config, corpus: Corpus, metadata: RunMetadata, recorded: Sequence[Rollback], run: Path | None = None
+) -> None:
+    """ConfigError where too little data is left behind a checkpoint, with the rollbacks that return to it and the
+    changes that come behind it. `began`: as the run began. `run`: its folder, if not where that says.
+    """
+    config = behind(began, metadata.changes)
+    position = _position(curriculum_of(config), metadata, recorded)
+    coming = _to_come(began, metadata.step, metadata.changes, run)
+    _check_lasts(Expected(config, metadata.step, position), corpus, coming)
+
+
+def _to_come(began: Config, step: int, done: Sequence[Change], run: Path | None = None) -> list[Change]:
+    """The changes behind a step, as the run's folder tells."""
+    return to_come(Decided(changes=tuple(foreseen(began, step, run))), done, step)
+
+
+def _check_lasts(at: Expected, corpus: Corpus, coming: Sequence[Change]) -> None:
+    """ConfigError where the data end before the run does. Of the changes to come it will refuse those that ask for more
+    than there is.
+    """
+    for change in coming:
+        with suppress(ColonnadeError):
+            then = at.behind(change)
+            _check_lasts(then, corpus, [])
+            at = then
+    curriculum = curriculum_of(at.config)
+    check_length(at.config, corpus.training, curriculum, step=at.step, position=at.position)
 
 
 def _to_do(recorded: Sequence[Rollback], step: int, done: Sequence[Rollback]) -> list[Rollback]:
@@ -205,4 +227,12 @@ def apply(
     state.rollbacks = [*done, *to_do]
     state.learning_rate = learning_rate_of(config, state.rollbacks)
     if state.rollbacks:
-        check_length(config, corpus.training, corpus.curriculum, step=state.step, position=state.samples)
+        coming = _to_come_together(as_it_began(config, state.changes), state)
+        _check_lasts(Expected(config, state.step, state.samples), corpus, coming)
+
+
+def _to_come_together(began: Config, state: TrainState) -> list[Change]:
+    """As `_to_come`, on all ranks what rank 0 reads."""
+    world = state.ownership.mesh.world
+    text = "" if world.rank else _CHANGES.dump_json(_to_come(began, state.step, state.changes)).decode()
+    return _CHANGES.validate_json(gather_texts(text, world)[0])

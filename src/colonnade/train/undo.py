@@ -15,6 +15,8 @@ from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks
 from colonnade.train.base import content_together
+from colonnade.train.change import as_it_began
+from colonnade.train.change_requests import read_decided
 from colonnade.train.corpus import Corpus
 from colonnade.train.damaged import by_rank_0, restored
 from colonnade.train.divergence import NO_ROLLBACK, ROLLED_BACK, Divergence, Rollback, decide, stopped
@@ -95,13 +97,15 @@ def _decided(found: Divergence, run: Path, config: Config, mesh: Mesh, corpus: C
 def _weighed(rollback: Rollback, past: Sequence[Rollback], config: Config, corpus: Corpus) -> tuple[str, int | None]:
     """Why the run cannot go on behind a rollback: its checkpoint is damaged, of which every byte is read, or the data
     would end before the run; "" where nothing is against it. And how far in the data the batches reach that it passes
-    over.
+    over. `config`, `corpus`: in force on the course that is left.
     """
+    run = Path(config.run.folder)
     try:
-        checkpoint = checkpoints_in(checkpoints(Path(config.run.folder)))[rollback.to]
+        checkpoint = checkpoints_in(checkpoints(run))[rollback.to]
         metadata = metadata_of(checkpoint, verify(checkpoint))
         rollback = rollbacks.measured(rollback, corpus.curriculum, metadata, past, past)
-        rollbacks.check_left(config, corpus, metadata, [*past, rollback])
+        began = as_it_began(config, read_decided(run).changes)
+        rollbacks.check_left(began, corpus, metadata, [*past, rollback])
     except ColonnadeError as error:
         return str(error), None
     return "", rollback.passed
