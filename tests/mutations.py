@@ -8116,7 +8116,7 @@ MUTATIONS = [
     Mutation(
         "a run without a checkpoint deletes those of the storage",
         "train/uploads.py",
-        "if not newest or self._there is None:",
+        "if self._there is None or known is None or known != self._there.get(newest):",
         "if self._there is None:",
         ("tests/train/test_upload_ends.py",),
     ),

@@ -274,6 +274,18 @@ def test_the_record_is_put_beside_no_checkpoint_that_is_not_there(run: Run) -> N
     assert run.stored.steps() == {6: False}
 
 
+def test_what_was_undone_stays_until_what_the_run_has_returned_to_is_there(run: Run) -> None:
+    """It may be all that there is: a checkpoint that came while a later one was being uploaded never was."""
+    run.save(2, 4)
+    with run.uploads(upload_keep=1) as going:
+        await_(lambda: run.there() == [4])
+    run.delete(4)
+    going._tidy(run.stored)
+    assert run.there() == [4]
+    with run.uploads(upload_keep=1):
+        await_(lambda: run.there() == [2])
+
+
 def test_the_record_beside_the_newest_follows_though_an_older_one_is_uploaded_meanwhile(
     run: Run, tmp_path: Path
 ) -> None:

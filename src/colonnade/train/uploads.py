@@ -251,10 +251,12 @@ class Uploads:
     def _tidy(self, stored: Stored) -> None:
         """Delete all but the newest `upload_keep`, and what stays however old it is; also what was undone or is half.
 
-        Only when the newest is there: until then what is older may be all that there is.
+        Only when the newest is there, as the disk has it: until then what else there is may be all. The run may have
+        returned to another since the last look.
         """
         newest = newest_step(checkpoints(self._run))
-        if not newest or self._there is None:
+        known = self._digest(newest)
+        if self._there is None or known is None or known != self._there.get(newest):
             return
         whole = [step for step, known in sorted(self._there.items()) if known and step <= newest]
         steps = [step for step in whole if not self._was_undone(stored, step, self._there[step])]
