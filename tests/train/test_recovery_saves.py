@@ -1,19 +1,24 @@
 """Saves that fail or have to be good, and what a run that goes on says and is held against."""
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from colonnade.errors import CheckpointError
-from colonnade.mesh.mesh import Mesh
+from colonnade.config.load import load
+from colonnade.errors import CheckpointError, ColonnadeError
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import recovery
 from colonnade.train.change import Change
 from colonnade.train.recovery import Checkpoints, check_metadata, resume
 from colonnade.train.save_retries import SaveRetries
 from tests import tiny
+from tests.distributed import run_on_ranks
 from tests.tiny import TinyCorpus
 from tests.told import Told
 from tests.train.test_recovery import checkpoints_of
@@ -70,6 +75,28 @@ def test_a_save_that_fails_before_the_run_returns_is_told_and_not_made_again(
     saving.wait_out(STATE)
     saving.wait_out(STATE)
     assert disk.done == ["wait", "wait"] and [each["step"] for each in told.of("save failed")] == [7]
+
+
+def test_memory_that_one_rank_is_refused_for_its_copies_ends_the_run_on_all(config: Path) -> None:
+    """The others would wait for it in the next step."""
+    settings = load(config)
+    state: Any = SimpleNamespace(buckets=[], optimizer_state=[], base=None)
+    corpus, monitor, uploads = Mock(tokenizer=None), Mock(), Mock()
+
+    def told(rank: int, num_ranks: int) -> str:
+        def refused(*_: object, **__: object) -> AbstractContextManager[None]:
+            if rank == 1:
+                raise CheckpointError("CUDA refuses it.")
+            return nullcontext()
+
+        recovery.__dict__["Saver"] = refused
+        mesh = build_mesh(Layout(dp=num_ranks), rank)
+        saving = recovery.saving(state, settings, mesh, corpus, monitor, uploads=uploads)
+        with pytest.raises(ColonnadeError) as raised, saving:
+            pass
+        return str(raised.value)
+
+    assert run_on_ranks(told, 2) == ["rank 1: CUDA refuses it."] * 2
 
 
 @pytest.mark.parametrize("others", [[], ["data.train is another"]])

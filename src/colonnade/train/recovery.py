@@ -30,6 +30,7 @@ from colonnade.config.load import to_toml
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, CopiesError
+from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.background import background_group
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
@@ -219,7 +220,8 @@ def saving(
     """
     asynchronous, retries = config.checkpoint.asynchronous, retries or SaveRetries(config.checkpoint.retry_for)
     uploads = uploads or Uploads(config, monitor, None)
-    saver = Saver(
+    make = partial(
+        Saver,
         _target(config, monitor, uploads),
         shards_of(state),
         asynchronous=asynchronous,
@@ -227,7 +229,7 @@ def saving(
         group=background_group(max(config.train.timeout, PATIENCE)) if asynchronous else None,
         on_saved=partial(_tell, config, monitor, retries, uploads),
     )
-    with saver:
+    with on_all_ranks(make, mesh.world) as saver:  # one that is refused memory is missed by the others
         yield Checkpoints(saver, _files(config, corpus), config, mesh, corpus, monitor, products, retries)
 
 
