@@ -2806,7 +2806,7 @@ MUTATIONS = [
     Mutation(
         "a copy in memory of another start is gone on from",
         "train/memory_copies.py",
-        "if (folder / START).read_text() == start:",
+        "if (folder / START).read_bytes() == start.encode():",
         "if (folder / START).exists():",
         ("tests/train/test_memory_copies.py",),
     ),

@@ -139,6 +139,14 @@ def test_what_says_which_copies_count_may_be_damaged(config: Path, tmp_path: Pat
     assert copies._on_disk() == (0, "") and "Which copies in memory are the run's cannot be read" in told[0]
 
 
+def test_copies_of_a_start_that_is_no_text_count_as_those_of_another(config: Path, memory: Path) -> None:
+    """The first rank of a machine reads it, and the others wait for what it has found."""
+    (memory / "step_00000005").mkdir()
+    (memory / START).write_bytes(b"\xff")
+    copies = MemoryCopies(load(config, KEYS), Mesh(), Told())  # type: ignore[arg-type]
+    assert copies._held(memory, "this start") == {}
+
+
 @pytest.mark.slow
 def test_a_rollback_by_hand_leaves_no_copy(finished: Finished, tmp_path: Path, memory: Path) -> None:
     run = tmp_path / "run"

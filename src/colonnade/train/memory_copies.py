@@ -165,7 +165,7 @@ class MemoryCopies:
     def _held(self, folder: Path, start: str) -> dict[int, Held]:
         """By step; nothing where the folder's copies are of another start, or cannot be looked at."""
         with suppress(OSError):
-            if (folder / START).read_text() == start:
+            if (folder / START).read_bytes() == start.encode():
                 return {step: _held_in(path) for step, path in checkpoints_in(folder).items()}
         return {}
 
