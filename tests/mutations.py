@@ -3037,8 +3037,8 @@ MUTATIONS = [
     Mutation(
         "a search counts what a rank puts into ZeRO's gathering of parameters dp times too large",
         "planner/compose.py",
-        'cost.move("all_gather", width * length // parallel.dp, group)',
-        'cost.move("all_gather", width * length, group)',
+        'cost.move("all_gather", width * fetched // parallel.dp, group)',
+        'cost.move("all_gather", width * fetched, group)',
         ("tests/planner/test_search.py",),
     ),
     Mutation(
@@ -5197,8 +5197,8 @@ MUTATIONS = [
     Mutation(
         "under offload with ZeRO 1 a plan brings all gradients to the CPU's memory",
         "planner/memory.py",
-        'copied to where it works, under offload."""\n        return self.exact * self.kept(1)',
-        'copied to where it works, under offload."""\n        return self.exact * self.kept(2)',
+        'copied to where it works, under offload."""\n        return self.exact * self.kept(self.length, 1)',
+        'copied to where it works, under offload."""\n        return self.exact * self.kept(self.length, 2)',
         ("tests/planner/test_memory.py",),
     ),
     Mutation(
@@ -5589,8 +5589,8 @@ MUTATIONS = [
     Mutation(
         "a search takes the stage with the fewest weights for all",
         "planner/compose.py",
-        "seconds, spent = self._step(self.times(config), max(lengths), config)",
-        "seconds, spent = self._step(self.times(config), min(lengths), config)",
+        "max(each.trained for each in lengths)",
+        "min(each.trained for each in lengths)",
         ("tests/planner/test_search.py",),
     ),
     Mutation(
@@ -5603,9 +5603,16 @@ MUTATIONS = [
     Mutation(
         "a search leaves out the buffers of ZeRO 2",
         "planner/compose.py",
-        "whole = (20 * kept.largest if parallel.zero >= 2 else 0) + (4 * kept.largest if parallel.zero == 3 else 0)",
-        "whole = (20 * kept.largest if parallel.zero > 2 else 0) + (4 * kept.largest if parallel.zero == 3 else 0)",
+        "whole = 20 * kept.largest if parallel.zero >= 2 else 0",
+        "whole = 20 * kept.largest if parallel.zero > 2 else 0",
         ("tests/planner/test_search.py",),
+    ),
+    Mutation(
+        "a search forgets what frozen weights take",
+        "planner/compose.py",
+        "frozen=lengths.frozen)",
+        "frozen=0)",
+        ("tests/planner/test_compose.py",),
     ),
     Mutation(
         "a run with failures is planned to take half as long as one without",

@@ -1,20 +1,22 @@
 """Layouts put together from what units cost: time and memory of small ones, by hand."""
 
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.statement import Unit, Weight
 from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.schema import Config
 from colonnade.errors import LayoutError
-from colonnade.planner.compose import Composer, Kept, Work, _filling, _kind, _unit_work, _with_traffic
+from colonnade.planner.compose import Composer, Kept, Lengths, Work, _filling, _kind, _unit_work, _with_traffic
 from colonnade.planner.cost import Cost
 from colonnade.planner.hardware import hardware
 from colonnade.planner.kept import Handed
 from colonnade.planner.kept import Kept as OfAUnit
-from colonnade.planner.memory import buffer_bytes
+from colonnade.planner.memory import buffer_bytes, resident
 from colonnade.planner.unit_times import Costs, UnitCost, _cost, unit_costs
 from tests.parity.runs import Case, Way, configured
 from tests.planner.once import units_timed_once
@@ -140,12 +142,34 @@ def test_rounds_that_are_not_whole_are_refused_however_few_micro_batches_would_d
     assert composer().live(way, 0) == 5
 
 
-@pytest.mark.parametrize(("zero", "more"), [(1, 0), (2, 20 * 100), (3, 24 * 100)])
+@pytest.mark.parametrize(("zero", "more"), [(1, 0), (2, 20 * 100), (3, 20 * 100 + 4 * 300)])
 def test_memory_has_what_micro_batches_keep_and_what_is_gathered(zero: int, more: int) -> None:
-    """Of the largest unit: under ZeRO 2 its gradients on their way, under ZeRO 3 its parameters too."""
+    """Of the largest unit: under ZeRO 2 its gradients on their way, under ZeRO 3 its parameters too, frozen or not."""
     way = config(pp=2, dp=2, zero=zero, schedule="interleaved", virtual_stages=2)
-    found = composer()._memory(0, 1600, Kept(each=1000, once=70, largest=100), way)
-    assert found == buffer_bytes(1600, way.parallel, way.train) + 5 * 500 + 70 + more
+    found = composer()._memory(0, Lengths(1600, 800), Kept(each=1000, once=70, largest=100, gathered=300), way)
+    assert found == buffer_bytes(1600, way.parallel, way.train, frozen=800) + 5 * 500 + 70 + more
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"tp": 2}, {"pp": 2}, {"dp": 2}, {"dp": 2, "zero": 3}], ids=["1 rank", "tp", "pp", "dp", "ZeRO 3"]
+)
+def test_frozen_weights_take_memory_as_they_do_in_a_run(monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]) -> None:
+    """What a rank holds all the time is exact where no buffer is padded. Only ZeRO 3 shares it out."""
+    monkeypatch.setattr(Composer, "_costs", lambda *_: Costs(defaultdict(lambda: UnitCost(0, 0, 0, 0, 0, 0)), {}))
+    case = Case(drop=0.0, precision="bf16", vocab_size=64, hidden_size=64)
+    whole = configured(case, Way(micro_batch_size=1, **keys))
+    shape = {"model": whole.model.model_copy(update={"ffn_hidden_size": 128})}
+    adapted = whole.model_copy(update={**shape, "lora": LoraConfig(rank=32)})
+    stated = trained_architecture(adapted, 64)
+    held = max(
+        resident(stated, adapted.parallel, adapted.train, stage=stage).state for stage in range(keys.get("pp", 1))
+    )
+    sizes = [
+        (sum(w.size for w in each if not w.is_frozen), sum(w.size for w in each)) for each in stated.buckets.values()
+    ]
+    trained, gathered = (max(each) for each in zip(*sizes, strict=True))
+    more = 20 * trained + 4 * gathered if "zero" in keys else 0
+    assert Composer(adapted, 64, Cost(A100, 2)).compose(adapted)[1] == held + more
 
 
 def test_a_unit_keeps_what_it_makes_and_hands_on_and_no_more() -> None:
@@ -184,7 +208,7 @@ def step(monkeypatch: pytest.MonkeyPatch, way: Config) -> tuple[dict[str, float]
 
     monkeypatch.setattr(Cost, "move", move)
     monkeypatch.setattr(Composer, "_costs", lambda *_: Costs({}, {"products": 1.0}))
-    return composer()._step([Work(4.0, 5.0, 6.0)] * way.parallel.pp, 1000, way)[1], sent
+    return composer()._step([Work(4.0, 5.0, 6.0)] * way.parallel.pp, [Lengths(1000, 600)], way)[1], sent
 
 
 @pytest.mark.parametrize(("precision", "width"), [("bf16", 2), ("fp16", 2), ("fp32", 4)])
@@ -200,6 +224,15 @@ def test_gradients_are_summed_in_fp32_and_parameters_gathered_in_their_own_type(
     )
     assert step(monkeypatch, plain)[1] == {"all_reduce": (4000, ranks)}
     assert step(monkeypatch, sharded)[1] == {"reduce_scatter": (4000, ranks), "all_gather": (width * 250, ranks)}
+
+
+@pytest.mark.parametrize(("zero", "gathered"), [(1, 1000), (2, 1000), (3, 1600)])
+def test_frozen_parameters_are_gathered_under_zero_3_alone(
+    monkeypatch: pytest.MonkeyPatch, zero: int, gathered: int
+) -> None:
+    """Where a rank has but its part of them; nothing changes them."""
+    found = step(monkeypatch, config(dp=4, zero=zero))[1]
+    assert found == {"reduce_scatter": (4000, [0, 1, 2, 3]), "all_gather": (2 * gathered // 4, [0, 1, 2, 3])}
 
 
 @pytest.mark.parametrize(("zero", "waits"), [(0, 0.0), (1, 26.0), (2, 26.0), (3, 0.0)])
@@ -239,14 +272,17 @@ def test_a_model_is_cut_by_time_into_as_many_chunks_as_there_are(monkeypatch: py
     assert [way["cuts"] for way in ways] == [(5, 3), (4, 3, 1), (3, 2, 2, 1)]
 
 
-def test_weights_of_a_stage_count_once_and_those_that_are_frozen_not_at_all() -> None:
+def test_weights_of_a_stage_count_once_and_those_that_are_frozen_apart() -> None:
     """Whatever was looked at before."""
     found = composer()
-    buckets = {"table": [Weight("w", (8, 4), cut=0), Weight("f", (100,), is_frozen=True)], "own": [Weight("w", (3,))]}
+    buckets = {
+        "table": [Weight("w", (8, 4), cut=0), Weight("f", (40,), cut=0, is_frozen=True)],
+        "own": [Weight("w", (3,))],
+    }
     found.architecture = SimpleNamespace(buckets=buckets)  # type: ignore[assignment]
     first, last = SimpleNamespace(buckets=("table",)), SimpleNamespace(buckets=("own", "table"))
     units: Any = [first, last]
-    assert [found._length(units, tp) for tp in (1, 2, 4)] == [35, 19, 11]
+    assert [found._length(units, tp) for tp in (1, 2, 4)] == [(35, 40), (19, 20), (11, 10)]
 
 
 def test_layouts_that_differ_in_what_a_micro_batch_costs_are_told_apart() -> None:
@@ -277,4 +313,4 @@ def test_layers_that_are_computed_again_keep_their_input_and_are_there_one_at_a_
     monkeypatch.setattr(Composer, "_costs", lambda *_: Costs(costs, {}))
     monkeypatch.setattr(Composer, "_units", lambda *_: [units])
     each = {way: found._kept(0, ((), 1), way, config(recompute=way)) for way in ("none", "full")}
-    assert each == {"none": Kept(500 + 2 * 300 + 70, 250, 0), "full": Kept(500 + 2 * 30 + 70, 320, 0)}
+    assert each == {"none": Kept(500 + 2 * 300 + 70, 250, 0, 0), "full": Kept(500 + 2 * 30 + 70, 320, 0, 0)}

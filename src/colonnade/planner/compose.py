@@ -20,6 +20,7 @@ from colonnade.pipeline.simulate import peak_activations
 from colonnade.planner.cost import Cost
 from colonnade.planner.counting import enough
 from colonnade.planner.memory import buffer_bytes
+from colonnade.planner.step import BYTES
 from colonnade.planner.unit_times import Costs, unit_costs
 
 READ_AND_WRITTEN = 28
@@ -49,7 +50,16 @@ class Kept(NamedTuple):
     once: int
     """While one unit is at work."""
     largest: int
-    """[elements] Of the largest unit's weights."""
+    """[elements] Of the trained weights of the unit with most."""
+    gathered: int
+    """[elements] Of all weights of the unit with most."""
+
+
+class Lengths(NamedTuple):
+    """[elements] Of the weights that a rank of a stage computes with."""
+
+    trained: int
+    frozen: int
 
 
 class Composer:
@@ -71,7 +81,7 @@ class Composer:
         parallel, held = config.parallel, self._held(config)
         lengths = self._once(("lengths", parallel.tp, held), lambda: self._lengths(held, parallel.tp))
         key = self._key(config)
-        seconds, spent = self._step(self.times(config), max(lengths), config)
+        seconds, spent = self._step(self.times(config), lengths, config)
         stages = {0, parallel.pp // 2, parallel.pp - 1}
         memory = max(
             self._memory(stage, lengths[stage], self._kept(stage, held, key, config), config) for stage in stages
@@ -145,12 +155,15 @@ class Composer:
         """Of what a micro-batch costs on each stage, all that layouts differ in."""
         return *_kind(config), config.parallel.recompute == "full", self._held(config)
 
-    def _step(self, times: Sequence[Work], length: int, config: Config) -> tuple[float, dict[str, float]]:
+    def _step(
+        self, times: Sequence[Work], lengths: Sequence[Lengths], config: Config
+    ) -> tuple[float, dict[str, float]]:
         parallel, cost = config.parallel, self.cost
-        width = 2 if config.train.precision in ("bf16", "fp16") else 4
+        width, length = BYTES[config.train.precision], max(each.trained for each in lengths)
+        fetched = max(map(sum, lengths)) if parallel.zero == 3 else length
         count, group = config.train.num_microbatches(parallel.dp), range(0, parallel.dp * parallel.tp, parallel.tp)
         reduce = cost.move("all_reduce" if not parallel.zero else "reduce_scatter", 4 * length, group)
-        gather = cost.move("all_gather", width * length // parallel.dp, group) if parallel.zero else 0.0
+        gather = cost.move("all_gather", width * fetched // parallel.dp, group) if parallel.zero else 0.0
         if parallel.zero >= 2:
             gathered = gather if parallel.zero == 3 else 0.0
             times = [_with_traffic(each, gathered, reduce) for each in times]
@@ -197,16 +210,22 @@ class Composer:
 
         return self._once(("live", parallel.schedule, stage, parallel.pp, few, parallel.virtual_stages), make)
 
-    def _lengths(self, held: tuple[tuple[int, ...], int], tp: int) -> list[int]:
-        """[elements] Trained, of each stage."""
+    def _lengths(self, held: tuple[tuple[int, ...], int], tp: int) -> list[Lengths]:
+        """Of each stage."""
         return [self._length(units, tp) for units in self._units(held)]
 
-    def _length(self, units: Sequence[Unit], tp: int) -> int:
-        return sum(self._bucket(bucket, tp) for bucket in {bucket for unit in units for bucket in unit.buckets})
+    def _length(self, units: Sequence[Unit], tp: int) -> Lengths:
+        each = [self._bucket(bucket, tp) for bucket in {bucket for unit in units for bucket in unit.buckets}]
+        return Lengths(sum(length.trained for length in each), sum(length.frozen for length in each))
 
-    def _bucket(self, bucket: str, tp: int) -> int:
-        weights = (weight for weight in self.architecture.buckets[bucket] if not weight.is_frozen)
-        return self._once(("bucket", bucket, tp), lambda: sum(prod(weight.local_shape(tp)) for weight in weights))
+    def _bucket(self, bucket: str, tp: int) -> Lengths:
+        def make() -> Lengths:
+            found = [0, 0]
+            for weight in self.architecture.buckets[bucket]:
+                found[weight.is_frozen] += prod(weight.local_shape(tp))
+            return Lengths(*found)
+
+        return self._once(("bucket", bucket, tp), make)
 
     def _kept(self, stage: int, held: tuple[tuple[int, ...], int], key: Hashable, config: Config) -> Kept:
         units, costs, again = self._units(held)[stage], self._costs(config), config.parallel.recompute == "full"
@@ -217,15 +236,17 @@ class Composer:
             once = max(
                 costs.of(unit).working + (costs.of(unit).kept if _is_recomputed(unit, again) else 0) for unit in units
             )
-            return Kept(each, once, max(self._length([unit], config.parallel.tp) for unit in units))
+            lengths = [self._length([unit], config.parallel.tp) for unit in units]
+            return Kept(each, once, max(own.trained for own in lengths), max(map(sum, lengths)))
 
         return self._once(("kept", stage, key), make)
 
-    def _memory(self, stage: int, length: int, kept: Kept, config: Config) -> int:
-        parallel = config.parallel
-        fixed = buffer_bytes(length, parallel, config.train)
+    def _memory(self, stage: int, lengths: Lengths, kept: Kept, config: Config) -> int:
+        parallel, width = config.parallel, BYTES[config.train.precision]
+        fixed = buffer_bytes(lengths.trained, parallel, config.train, frozen=lengths.frozen)
         live = self.live(config, stage) * (kept.each // parallel.virtual_stages)
-        whole = (20 * kept.largest if parallel.zero >= 2 else 0) + (4 * kept.largest if parallel.zero == 3 else 0)
+        whole = 20 * kept.largest if parallel.zero >= 2 else 0
+        whole += 2 * width * kept.gathered if parallel.zero == 3 else 0
         return int(fixed + live + kept.once + whole)
 
 

@@ -116,9 +116,9 @@ def resident(
         sum(bucket_length(architecture, bucket, parallel, frozen=frozen) for bucket in buckets)
         for frozen in (False, True)
     )
-    held = _Buffers(trained, parallel, train)
+    held = _Buffers(trained, parallel, train, frozen)
     return Memory(
-        parameters=held.parameters + _Buffers(frozen, parallel, train).parameters,
+        parameters=held.parameters,
         gradients=held.gradients,
         optimizer=0 if parallel.offload else held.optimizer,
         host=held.optimizer + (0 if device == "cpu" else held.reduced) if parallel.offload else 0,
@@ -133,19 +133,20 @@ def bucket_length(architecture: Architecture, bucket: str, parallel: ParallelCon
     return buffer_length((prod(weight.local_shape(parallel.tp)) for weight in weights), parallel.dp)
 
 
-def buffer_bytes(length: int, parallel: ParallelConfig, train: TrainConfig) -> int:
-    """What a device holds all the time of trained weights with so many elements."""
-    held = _Buffers(length, parallel, train)
+def buffer_bytes(length: int, parallel: ParallelConfig, train: TrainConfig, *, frozen: int = 0) -> int:
+    """What a device holds all the time of trained weights with so many elements, and of frozen ones."""
+    held = _Buffers(length, parallel, train, frozen)
     return held.parameters + held.gradients + (0 if parallel.offload else held.optimizer)
 
 
 @dataclass(frozen=True)
 class _Buffers:
-    """Bytes of flat buffers of `length` elements."""
+    """Bytes of flat buffers of `length` elements of trained weights, and `frozen` of others."""
 
     length: int
     parallel: ParallelConfig
     train: TrainConfig
+    frozen: int = 0
 
     @property
     def compute(self) -> int:
@@ -155,24 +156,24 @@ class _Buffers:
     def exact(self) -> int:
         return max(self.compute, 4)
 
-    def kept(self, from_stage: int) -> int:
+    def kept(self, length: int, from_stage: int) -> int:
         """Elements that a rank keeps of a buffer that is cut from this ZeRO stage on."""
-        return self.length // self.parallel.dp if self.parallel.zero >= from_stage else self.length
+        return length // self.parallel.dp if self.parallel.zero >= from_stage else length
 
     @property
     def parameters(self) -> int:
-        return self.compute * self.kept(3)
+        return self.compute * (self.kept(self.length, 3) + self.kept(self.frozen, 3))
 
     @property
     def gradients(self) -> int:
-        return self.exact * self.kept(2)
+        return self.exact * self.kept(self.length, 2)
 
     @property
     def optimizer(self) -> int:
         master = 0 if self.compute == self.exact else self.exact
-        return (master + 2 * self.exact) * self.kept(1)
+        return (master + 2 * self.exact) * self.kept(self.length, 1)
 
     @property
     def reduced(self) -> int:
         """The gradients that the optimizer reads: copied to where it works, under offload."""
-        return self.exact * self.kept(1)
+        return self.exact * self.kept(self.length, 1)
