@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from colonnade import cli
-from colonnade.config.schema import ParallelConfig
+from colonnade.config.schema import CurriculumConfig, ParallelConfig
 from colonnade.errors import ConfigError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, paper_mesh
@@ -129,7 +129,7 @@ def test_steps_of_other_batches_and_those_that_were_skipped_are_not_what_was_pre
     """Of a curriculum, here, from steps of 8 tokens to steps of 16, of which fp16 skips one; nothing of them is told
     where there are no others.
     """
-    config = cast(Any, SimpleNamespace(run=SimpleNamespace(folder=tmp_path)))
+    config = of_eight_tokens(tmp_path)
     watcher = comparison.Watcher(cast(Any, None), cast(Any, None), _tokens=16)
     ends = (8, 16, 32, 48, 64)
     lines = [{"step": step, "tokens": tokens, "grad_norm": 1.0} for step, tokens in enumerate(ends, 1)]
@@ -139,6 +139,16 @@ def test_steps_of_other_batches_and_those_that_were_skipped_are_not_what_was_pre
     assert watcher._as_predicted(config, lines[:2]) == []
     ledger = paper_mesh(Layout(), 0).ledger
     assert watcher._measured([], ledger, torch.device("cpu")).keys() == {"memory"}
+
+
+def test_steps_of_shorter_sequences_are_not_what_was_predicted_though_they_have_as_many_tokens(tmp_path: Path) -> None:
+    """Of a curriculum, here, from 8 sequences of 2 tokens to 4 of 4, behind the second step."""
+    config = of_eight_tokens(tmp_path)
+    config.curriculum = CurriculumConfig(tokens=(0, 32), seq_length=(2, 4), global_batch_size=(8, 4))
+    watcher = comparison.Watcher(cast(Any, None), cast(Any, None), _tokens=16)
+    lines = [{"step": step, "tokens": step * 16, "grad_norm": 1.0} for step in (1, 2, 3, 4)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [line["step"] for line in watcher._as_predicted(config, lines)] == [3, 4]
 
 
 def test_rank_0_alone_writes_a_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,8 +413,12 @@ def test_a_start_that_broke_off_has_no_comparison_unless_it_made_no_step(
 
 def of_eight_tokens(run: Path) -> Any:
     """What is asked of the configuration of a run in this folder, with so many in a step."""
-    train, model = SimpleNamespace(global_batch_size=2), SimpleNamespace(sample_length=4)
-    return SimpleNamespace(run=SimpleNamespace(folder=run), train=train, model=model)
+    return SimpleNamespace(
+        run=SimpleNamespace(folder=run),
+        train=SimpleNamespace(global_batch_size=2),
+        model=SimpleNamespace(seq_length=4, sequences=1, sample_length=4),
+        curriculum=CurriculumConfig(),
+    )
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from colonnade.planner.memory import Memory
 from colonnade.planner.paper import walk
 from colonnade.planner.predict import predict
 from colonnade.planner.ranks import table
-from colonnade.train.corpus import Corpus
+from colonnade.train.corpus import Corpus, curriculum_of
 from colonnade.train.lines import object_in, step_in
 from colonnade.train.loop import Banner
 from colonnade.train.monitor import METRICS
@@ -111,10 +111,16 @@ class Watcher:
         return [line for line in _metrics(config) if line["step"] > self._begun]
 
     def _as_predicted(self, config: Config, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Those of as many tokens, with an update."""
+        """Those of as many tokens, in sequences as long, with an update."""
         ends = {line["step"]: line.get("tokens", 0) for line in _metrics(config)}
-        counts = {step: tokens - ends.get(step - 1, 0) for step, tokens in ends.items()}
-        return [line for line in steps if counts[line["step"]] == self._tokens and "grad_norm" in line]
+        curriculum, model = curriculum_of(config), config.model
+
+        def is_alike(step: int) -> bool:
+            begin = ends.get(step - 1, 0)
+            phase = curriculum.phase(begin // (curriculum.unit * model.sequences))
+            return ends[step] - begin == self._tokens and phase.seq_length == model.seq_length
+
+        return [line for line in steps if is_alike(line["step"]) and "grad_norm" in line]
 
     def _measured(self, steps: list[dict[str, Any]], ledger: Ledger, device: torch.device) -> dict[str, Any]:
         usual = steps[1:] or steps
