@@ -4201,8 +4201,8 @@ MUTATIONS = [
     Mutation(
         "what an evaluation at the start sends counts as a step's",
         "mesh/ledger.py",
-        "        if self.step:\n",
-        "        if self.step is not None:\n",
+        "        if self.step and not",
+        "        if self.step is not None and not",
         ("tests/planner/test_comparison.py",),
     ),
     Mutation(
@@ -4846,8 +4846,8 @@ MUTATIONS = [
     Mutation(
         "what the last step of a run sent is not among what its steps sent",
         "mesh/ledger.py",
-        'too.\n        """\n        self._end_step()\n',
-        'too.\n        """\n',
+        'thermometers are read."""\n        self._end_step()\n',
+        'thermometers are read."""\n',
         ("tests/planner/test_comparison.py",),
     ),
     Mutation(

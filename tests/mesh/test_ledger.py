@@ -136,6 +136,19 @@ def test_a_step_has_sent_what_all_its_operations_put_in_by_axis() -> None:
     assert [*mesh.ledger.sent_by_step] == [(step, {"tp": 28, "pp": 12}) for step in (1, 2)]
 
 
+def test_what_is_sent_between_steps_is_no_steps() -> None:
+    """Which step was last is known meanwhile."""
+    mesh = paper_mesh(LAYOUT, 0)
+    for step in (1, 2):
+        mesh.ledger.begin_step(step)
+        collectives.all_reduce(torch.ones(5), mesh.tp)
+        mesh.ledger.rest()
+        collectives.all_reduce(torch.ones(70), mesh.tp)
+        assert mesh.ledger.step == step
+    assert mesh.ledger.least_of_steps() == {"tp": 20}
+    assert [*mesh.ledger.sent_by_step] == [(1, {"tp": 20}), (2, {"tp": 20})]
+
+
 def test_steps_that_sent_nothing_are_not_those_that_sent_least() -> None:
     mesh = paper_mesh(LAYOUT, 0)
     for step, count in enumerate((5, 0, 3), 1):

@@ -93,9 +93,11 @@ class Ledger:
     step_numbers: dict[str, int] = field(default_factory=dict)
     """`numbers` at the start of the step."""
     sent_by_step: deque[tuple[int, Counter[str]]] = field(default_factory=lambda: deque(maxlen=64))
-    """[bytes] Of what was put in between the starts of the last steps, by axis."""
+    """[bytes] Of what was put in by the last steps, by axis."""
     sent_before: Counter[str] = field(default_factory=Counter)
     """The same of all before the step that is under way."""
+    is_resting: bool = False
+    """Whether the step under way has done its work: what is sent until the next is no step's."""
     waiting: tuple[Entry, float] | None = None
     """The entry that the program stands still for, and since when (time.monotonic)."""
     flying: deque[Flight] = field(default_factory=lambda: deque(maxlen=1024))
@@ -135,12 +137,16 @@ class Ledger:
     def begin_step(self, step: int) -> None:
         """Tell which step is under way, for who explains a hang."""
         self._end_step()
+        self.is_resting = False
         self.step, self.step_numbers = step, dict(self.numbers)
 
+    def rest(self) -> None:
+        """Tell that a step has done its work. Behind it there may be an evaluation, a save, and what ranks agree on."""
+        self._end_step()
+        self.is_resting = True
+
     def least_of_steps(self, of: Container[int] | None = None) -> dict[str, int]:
-        """[bytes] By axis, of that step (`of` these, where given) which sent least: others have an evaluation or a save
-        too.
-        """
+        """[bytes] By axis, of that step (`of` these, where given) which sent least: in others thermometers are read."""
         self._end_step()
         steps = [sent for step, sent in self.sent_by_step if sent and (of is None or step in of)] or [Counter[str]()]
         return {axis: min(each[axis] for each in steps) for axis in dict.fromkeys(a for each in steps for a in each)}
@@ -149,7 +155,7 @@ class Ledger:
         sent = Counter[str]()
         for (operation, axis), size in self.bytes.items():
             sent[axis] += size if operation != "receive" else 0
-        if self.step:
+        if self.step and not self.is_resting:
             self.sent_by_step.append((self.step, sent - self.sent_before))
         self.sent_before = sent
 

@@ -4,7 +4,8 @@ memory        of rank 0: its kinds as planned; measured is the most of the proce
               state was built (on CUDA: the most that torch allocated)
 time          by the machine's description: the GPU's bundled one, or the bundled one of a CPU, which is another
               processor's; measured is the median of the steps but the first
-bytes sent    of a step, by axis; measured is the least of the steps, which leaves evaluations out
+bytes sent    of a step, by axis; measured is the least of the steps, without what follows their update; in others
+              thermometers are read
 
 Steps of other batches than were predicted (of an earlier phase of a curriculum, or behind a change), and those that
 fp16 skipped, are left out.

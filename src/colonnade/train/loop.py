@@ -324,15 +324,15 @@ def after_ctrl_c(interrupt: Interrupt) -> str:
 
 def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     """One step with its evaluation, recorded."""
-    config = run.config
     started = time.perf_counter()
-    curriculum, position = run.corpus.curriculum, state.samples
+    config, curriculum, position = run.config, run.corpus.curriculum, state.samples
     following = curriculum.next(position)
     with run.profile.step(state), run.slow_ranks.step():
         with run.mesh.ledger.part(DATA):
             loaded = run.data.take(position, following if state.step + 1 < config.train.steps else None)
             batches = [batch.to(run.device) for batch in loaded]
         result = train_step(state, batches, run.mesh, config.train, before_update=run.checkpoints.copied)
+    run.mesh.ledger.rest()
     state.samples = following
     seconds = time.perf_counter() - started
     _check_not_diverged(run, state, result)
