@@ -217,6 +217,22 @@ def test_ranks_copy_a_checkpoint_together_or_one_storage_takes_it_all() -> None:
     assert stalls == [size / 4 / A100["host.link_bandwidth"], size / A100["storage.write_bandwidth"]]
 
 
+@pytest.mark.parametrize(("precision", "of_frozen", "of_trained"), [("bf16", 2, 12), ("fp32", 4, 12), ("fp64", 8, 24)])
+@pytest.mark.parametrize("parts", ["upper", "lora"])
+def test_a_checkpoint_has_moments_of_what_is_trained_and_of_adapters_on_a_base_nothing_else(
+    parts: Any, precision: Any, of_frozen: int, of_trained: int
+) -> None:
+    """A frozen weight is saved as it is computed with, and one of a base not at all."""
+    config = configuration(TWO, replace(PLAIN, parts=parts, precision=precision))
+    architecture = trained_architecture(config, 37)
+    trained, frozen = architecture.num_trained, architecture.num_parameters - architecture.num_trained
+    plain = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"asynchronous": False})})
+    based = plain.model_copy(update={"train": plain.train.model_copy(update={"init_from": "base"})})
+    sizes = [round(checkpoint_stall(c, architecture, A100) * A100["storage.write_bandwidth"]) for c in (plain, based)]
+    whole = of_trained * trained + of_frozen * frozen
+    assert frozen > 0 and sizes == [whole, of_trained * trained if parts == "lora" else whole]
+
+
 @pytest.mark.slow
 def test_each_step_has_its_share_of_a_checkpoint() -> None:
     saves = configuration(TWO).checkpoint.model_copy(update={"asynchronous": False})

@@ -26,12 +26,13 @@ from colonnade.planner.hardware import Hardware
 from colonnade.planner.paper import Walk, walk
 from colonnade.planner.ranks import RankPlan, largest, plan_run
 from colonnade.planner.stand_in import device_of
+from colonnade.planner.step import BYTES
 from colonnade.planner.timeline import Played, of_actions, play
 from colonnade.train.corpus import tokens_of
 
 DAY = 86400.0
-STATE = 12
-"""[bytes] Of a parameter in a checkpoint: its master weight and two moments."""
+STATE = 3
+"""[numbers] Of a trained weight in a checkpoint: its master weight and two moments."""
 
 
 @dataclass(frozen=True)
@@ -225,10 +226,18 @@ def _step(kinds: Sequence[int], played: Mapping[int, Played], simulation: Simula
 
 def checkpoint_stall(config: Config, architecture: Architecture, hardware: Hardware) -> float:
     """[s] That training stands still for a checkpoint: for the copy to memory, or until it is written."""
-    size = STATE * architecture.num_parameters
+    size = checkpoint_bytes(config, architecture)
     if config.checkpoint.asynchronous:
         return size / config.parallel.num_ranks / hardware["host.link_bandwidth"]
     return size / hardware["storage.write_bandwidth"]
+
+
+def checkpoint_bytes(config: Config, architecture: Architecture) -> int:
+    """Of all ranks. Frozen weights are saved as they are computed with; adapters of a base leave them to it."""
+    width, trained = BYTES[config.train.precision], architecture.num_trained
+    has_base = config.lora.rank > 0 and config.train.init_from is not None
+    frozen = 0 if has_base else architecture.num_parameters - trained
+    return STATE * max(width, 4) * trained + width * frozen
 
 
 def failures(hardware: Hardware, num_ranks: int, stall: float) -> Failures:
