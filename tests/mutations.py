@@ -3037,8 +3037,8 @@ MUTATIONS = [
     Mutation(
         "a search counts what a rank puts into ZeRO's gathering of parameters dp times too large",
         "planner/compose.py",
-        'cost.move("all_gather", width * fetched // parallel.dp, group)',
-        'cost.move("all_gather", width * fetched, group)',
+        'cost.move("all_gather", sizes.width * fetched // parallel.dp, group)',
+        'cost.move("all_gather", sizes.width * fetched, group)',
         ("tests/planner/test_search.py",),
     ),
     Mutation(

@@ -119,6 +119,30 @@ def test_what_stages_send_is_a_micro_batch_of_the_stream() -> None:
 
 
 @pytest.mark.parametrize(
+    ("keys", "case", "model", "size"),
+    [
+        ({}, {}, {}, 2 * 128),
+        ({"tp": 2}, {}, {}, 2 * 128),
+        ({"tp": 2, "sequence_parallel": True}, {}, {}, 2 * 64),
+        ({}, {"precision": "fp32"}, {}, 4 * 128),
+        ({}, {"precision": "fp64"}, {}, 8 * 128),
+        ({}, {}, {"fp32_residual": True}, 4 * 128),
+        ({}, {"block": "t5"}, {}, 2 * (128 + 192)),
+    ],
+    ids=["bf16", "tp", "sequence parallelism", "fp32", "fp64", "an fp32 stream", "two streams"],
+)
+def test_a_message_is_as_large_as_in_a_run(
+    monkeypatch: pytest.MonkeyPatch, keys: Any, case: Any, model: Any, size: int
+) -> None:
+    """To each stage but the first, 8 tokens of 16 numbers, and to a decoder both streams, here 12 tokens too."""
+    monkeypatch.setattr(Cost, "move", lambda _, operation, size, ranks: float(size))
+    found = configured(Case(**{"drop": 0.0, "precision": "bf16", "vocab_size": 64, **case}), Way(micro_batch_size=1))
+    shape = {"model": found.model.model_copy(update=model)}
+    way = found.model_copy(update={**shape, "parallel": found.parallel.model_copy(update={"pp": 2, **keys})})
+    assert Composer(way, 64, Cost(A100, 8))._transfer(way) == size
+
+
+@pytest.mark.parametrize(
     ("schedule", "virtual_stages", "live"),
     [("1f1b", 1, (2, 1)), ("zero_bubble", 1, (2, 2)), ("interleaved", 2, (5, 3)), ("gpipe", 1, (8, 8))],
 )
@@ -211,19 +235,25 @@ def step(monkeypatch: pytest.MonkeyPatch, way: Config) -> tuple[dict[str, float]
     return composer()._step([Work(4.0, 5.0, 6.0)] * way.parallel.pp, [Lengths(1000, 600)], way)[1], sent
 
 
-@pytest.mark.parametrize(("precision", "width"), [("bf16", 2), ("fp16", 2), ("fp32", 4)])
-def test_gradients_are_summed_in_fp32_and_parameters_gathered_in_their_own_type(
-    monkeypatch: pytest.MonkeyPatch, precision: str, width: int
+@pytest.mark.parametrize(
+    ("precision", "reduced", "width"),
+    [("bf16", "fp32", 2), ("bf16", "16-bit", 2), ("fp32", "fp32", 4), ("fp64", "fp32", 8)],
+)
+def test_gradients_are_summed_as_set_and_parameters_gathered_in_their_own_type(
+    monkeypatch: pytest.MonkeyPatch, precision: str, reduced: str, width: int
 ) -> None:
     """Over the ranks that have the same part of the model, between which those of tp sit."""
+    size = 1000 * (2 if reduced == "16-bit" else max(4, width))
     ranks, plain = [0, 2, 4, 6], config(tp=2, dp=4)
     sharded = config(tp=2, dp=4, zero=1)
     plain, sharded = (
-        each.model_copy(update={"train": each.train.model_copy(update={"precision": precision})})
+        each.model_copy(
+            update={"train": each.train.model_copy(update={"precision": precision, "reduce_precision": reduced})}
+        )
         for each in (plain, sharded)
     )
-    assert step(monkeypatch, plain)[1] == {"all_reduce": (4000, ranks)}
-    assert step(monkeypatch, sharded)[1] == {"reduce_scatter": (4000, ranks), "all_gather": (width * 250, ranks)}
+    assert step(monkeypatch, plain)[1] == {"all_reduce": (size, ranks)}
+    assert step(monkeypatch, sharded)[1] == {"reduce_scatter": (size, ranks), "all_gather": (width * 250, ranks)}
 
 
 @pytest.mark.parametrize(("zero", "gathered"), [(1, 1000), (2, 1000), (3, 1600)])

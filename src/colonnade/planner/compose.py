@@ -7,6 +7,7 @@ Under zero_bubble a stage that waits runs weight gradients: of the other stages'
 hidden (`pipeline/theory.py`). What layouts share is worked out once: a search has many thousands.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +21,7 @@ from colonnade.pipeline.simulate import peak_activations
 from colonnade.planner.cost import Cost
 from colonnade.planner.counting import enough
 from colonnade.planner.memory import buffer_bytes
-from colonnade.planner.step import BYTES
+from colonnade.planner.step import BYTES, Step
 from colonnade.planner.unit_times import Costs, unit_costs
 
 READ_AND_WRITTEN = 28
@@ -158,18 +159,18 @@ class Composer:
     def _step(
         self, times: Sequence[Work], lengths: Sequence[Lengths], config: Config
     ) -> tuple[float, dict[str, float]]:
-        parallel, cost = config.parallel, self.cost
-        width, length = BYTES[config.train.precision], max(each.trained for each in lengths)
+        parallel, cost, sizes = config.parallel, self.cost, self._sizes(config)
+        length = max(each.trained for each in lengths)
         fetched = max(map(sum, lengths)) if parallel.zero == 3 else length
         count, group = config.train.num_microbatches(parallel.dp), range(0, parallel.dp * parallel.tp, parallel.tp)
-        reduce = cost.move("all_reduce" if not parallel.zero else "reduce_scatter", 4 * length, group)
-        gather = cost.move("all_gather", width * fetched // parallel.dp, group) if parallel.zero else 0.0
+        reduce = cost.move("all_reduce" if not parallel.zero else "reduce_scatter", sizes.reduced * length, group)
+        gather = cost.move("all_gather", sizes.width * fetched // parallel.dp, group) if parallel.zero else 0.0
         if parallel.zero >= 2:
             gathered = gather if parallel.zero == 3 else 0.0
             times = [_with_traffic(each, gathered, reduce) for each in times]
         slowest, last = max(each.whole for each in times), max(each.backward + each.weights for each in times)
         pipeline = _filling(times, config)
-        transfer = self._transfer(config) * 2 * (parallel.pp - 1)
+        transfer = 2 * self._transfer(config)
         over_dp = max(reduce - last, reduce / max(1, len(self.architecture.units) // parallel.pp), 0.0)
         over_dp += max(0.0, gather - times[0].forward) if parallel.zero in (1, 2) else 0.0
         optimizer = self._optimizer(length, config)
@@ -182,11 +183,23 @@ class Composer:
         return seconds + reading, spent
 
     def _transfer(self, config: Config) -> float:
-        parallel, model = config.parallel, config.model
-        if parallel.pp == 1:
-            return 0.0
-        size = config.train.micro_batch_size * model.seq_length * model.hidden_size * 2
-        return self.cost.move("send", size, (0, parallel.dp * parallel.tp))
+        """[s] Of a micro-batch from the first stage to the last, but for their work."""
+        ranks = 0, config.parallel.dp * config.parallel.tp
+        each = Counter(self._sizes(config).message(units[0]) for units in self._units(self._held(config))[1:])
+        return sum(count * self.cost.move("send", size, ranks) for size, count in each.items())
+
+    def _sizes(self, config: Config) -> Step:
+        """What says how many bytes a rank sends."""
+        return Step(
+            config.model,
+            config.parallel,
+            config.train,
+            config.optim.name,
+            self.vocab_size,
+            0,
+            cuda=self.device == "cuda",
+            stated=self.architecture,
+        )
 
     def _optimizer(self, length: int, config: Config) -> float:
         hardware, parallel = self.cost.hardware, config.parallel

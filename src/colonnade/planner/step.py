@@ -124,6 +124,11 @@ class Step:
         """Bytes of a number of master weights, gradients and losses."""
         return max(self.width, 4)
 
+    @property
+    def reduced(self) -> int:
+        """Bytes of a number of a gradient on its way over dp."""
+        return self.width if self.train.reduce_precision == "16-bit" else self.exact
+
     def stream(self, length: int) -> int:
         """Bytes of a micro-batch's [s, b, h], as layers read and write it."""
         return length * self.train.micro_batch_size * self.model.hidden_size * self.width

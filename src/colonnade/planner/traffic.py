@@ -319,10 +319,9 @@ def _in_slice(step: Step, bucket: str, start: int, stop: int) -> int:
 
 def _gradients(step: Step) -> Iterator[Flow]:
     zero, n = step.parallel.zero, step.num_microbatches
-    width = step.width if step.train.reduce_precision == "16-bit" else step.exact
     times, often = (n, "micro-batch") if zero >= 2 else (1, "step")
     operation = "reduce_scatter" if zero else "all_reduce"
-    count, size = times * len(step.lengths), times * sum(step.lengths.values()) * width
+    count, size = times * len(step.lengths), times * sum(step.lengths.values()) * step.reduced
     yield Flow("dp", operation, f"gradients of each bucket once a {often}", count, size)
 
 
