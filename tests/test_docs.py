@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from colonnade.cli import app
 from colonnade.config.load import build, load, loads
+from colonnade.config.schema import ParallelConfig
 from colonnade.corpus.recipe import Recipe
 from colonnade.reference import page
 from colonnade.train.start import complete
@@ -66,6 +67,12 @@ def test_the_large_example_is_the_papers() -> None:
     config = load(ROOT / "examples/gpt2-8.3b.toml")
     assert config.parallel.num_ranks == 512
     assert (config.model.num_layers, config.model.hidden_size, config.train.global_batch_size) == (72, 3072, 512)
+
+
+def test_the_page_on_pipelines_has_every_way_to_cut_a_model() -> None:
+    page = (ROOT / "docs/pipeline.md").read_text()
+    told = re.findall(r'^\| `parallel\.partition = "(\w+)"` \|', page, flags=re.MULTILINE)
+    assert tuple(told) == get_args(ParallelConfig.model_fields["partition"].annotation)
 
 
 def test_the_index_names_every_page() -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from colonnade.architecture.families import architecture_of
+from colonnade.architecture.parts import trained_architecture
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh
 from colonnade.pipeline.partition import chunks, holders
@@ -29,6 +29,7 @@ from tests.parity.runs import (
     Reference,
     Run,
     Way,
+    configured,
     references_on_a_rank,
     train,
 )
@@ -174,7 +175,7 @@ class Outcome:
 
 def holders_of(case: Case, way: Way) -> dict[str, tuple[int, ...]]:
     """Which pipeline stages have a copy of each bucket that several have."""
-    stated = architecture_of(case.model, case.vocab_size)
+    stated = trained_architecture(configured(case, way), case.vocab_size)
     return holders(stated, chunks(stated, way.parallel), way.pp)
 
 
