@@ -381,3 +381,14 @@ def test_no_more_than_a_chunk_of_logits_is_alive(evaluating: bool) -> None:
             output_loss(hidden, weight, labels, weights, tp=tp, vocab_size=1000).backward()
     assert alive.largest == 4000, "chunks are as large as they may be, and none is larger"
     assert alive.most == 4000, "one chunk is dropped before the next is made"
+
+
+def test_a_rank_with_the_label_alone_has_no_part_of_the_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far below 0 the logits of the other ranks are: of none, the compiled kernels shift by 0."""
+    nothing = torch.zeros(2), torch.tensor([0.0, 3.0]), torch.tensor([-150.0, 0.0])
+    monkeypatch.setattr(cross_entropy, "output_exponentials_", lambda *_: nothing)
+    monkeypatch.setattr(cross_entropy, "_across_ranks", lambda lse, target, tp: (lse.clamp(min=-200.0), target))
+    label = torch.zeros(2, dtype=torch.int64), torch.tensor([True, False])
+    x, table = torch.ones(2, HIDDEN), torch.ones(1, HIDDEN)
+    found = cross_entropy._fused_softmax([torch.zeros(2, 1)], x, table, label, torch.ones(2), Mesh().tp)
+    assert found.fraction.tolist() == pytest.approx([0.0, 1 / 3])

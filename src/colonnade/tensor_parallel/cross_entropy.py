@@ -324,7 +324,8 @@ def _fused_softmax(
     narrow = x.to(table.dtype)
     shift, total, local_target = output_exponentials_(made, times_table, narrow, table, row.where(mine, -1))
     lse, target = _across_ranks(shift + total.log(), local_target, tp)
-    return _apart(lse, target, made, (shift - lse).exp(), weights)._replace(times_table=times_table)
+    fraction = (shift - lse).exp().where(total > 0, 0.0)  # of no rows but the label's the shift is 0, far above lse
+    return _apart(lse, target, made, fraction, weights)._replace(times_table=times_table)
 
 
 def _softmax(logits: Tensor, label: tuple[Tensor, Tensor], weights: Tensor, tp: Axis, *, apart: bool) -> _Softmax:
