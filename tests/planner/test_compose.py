@@ -332,7 +332,7 @@ def test_few_micro_batches_live_fewer_than_many_do() -> None:
 def test_layers_that_are_computed_again_keep_their_input_and_are_there_one_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Embedding and head are not."""
+    """Embedding and head are not. A block that is alone on its stage is no other."""
     found = composer()
     kinds = {"embedding": (500, 40, 1), "block": (300, 30, 20), "head": (70, 0, 250)}
     costs = {name: UnitCost(0.0, 0.0, 0.0, *sizes) for name, sizes in kinds.items()}
@@ -341,6 +341,8 @@ def test_layers_that_are_computed_again_keep_their_input_and_are_there_one_at_a_
         for kind in ("embedding", "block", "block", "head")
     ]
     monkeypatch.setattr(Composer, "_costs", lambda *_: Costs(costs, {}))
-    monkeypatch.setattr(Composer, "_units", lambda *_: [units])
+    monkeypatch.setattr(Composer, "_units", lambda *_: [units, [units[1]], [units[3]]])
     each = {way: found._kept(0, ((), 1), way, config(recompute=way)) for way in ("none", "full")}
+    alone = [found._kept(stage, ((), 3), "full", config(recompute="full")) for stage in (1, 2)]
+    assert alone == [Kept(30, 320, 0, 0), Kept(70, 250, 0, 0)]
     assert each == {"none": Kept(500 + 2 * 300 + 70, 250, 0, 0), "full": Kept(500 + 2 * 30 + 70, 320, 0, 0)}

@@ -244,7 +244,7 @@ class Composer:
         units, costs, again = self._units(held)[stage], self._costs(config), config.parallel.recompute == "full"
 
         def make() -> Kept:
-            first = min(costs.of(unit).handed for unit in units if not unit.is_loss) if len(units) > 1 else 0
+            first = min((costs.of(unit).handed for unit in units if not unit.is_loss), default=0)
             each = sum(first if _is_recomputed(unit, again) else costs.of(unit).kept for unit in units)
             once = max(
                 costs.of(unit).working + (costs.of(unit).kept if _is_recomputed(unit, again) else 0) for unit in units
