@@ -4206,6 +4206,20 @@ MUTATIONS = [
         ("tests/planner/test_comparison.py",),
     ),
     Mutation(
+        "an evaluation behind a step counts as sent by it",
+        "mesh/ledger.py",
+        "        self.is_resting = True\n",
+        "        self.is_resting = False\n",
+        ("tests/mesh/test_ledger.py",),
+    ),
+    Mutation(
+        "steps of an earlier phase are compared where they have as many tokens",
+        "planner/comparison.py",
+        " and phase.seq_length == model.seq_length",
+        "",
+        ("tests/planner/test_comparison.py",),
+    ),
+    Mutation(
         "how ranks ended is found of the first ten alone",
         "launch/board.py",
         'glob("rank*.ended")',
