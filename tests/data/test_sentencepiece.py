@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
+from colonnade.data.chat_template import chosen_template
+from colonnade.data.conversation import Chat, Marked
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 
@@ -59,6 +61,25 @@ def test_no_merge_makes_a_control_token(tmp_path: Path) -> None:
 def test_what_stands_for_no_text_is_decoded_by_its_name(tmp_path: Path) -> None:
     ours = unigram(tmp_path, piece("</s>", kind=CONTROL), piece("▁a", -1.0))
     assert ours.decode([2, 0, 1]) == "a<unk>" and ours.decode([2, 0, 1], skip_special=False) == "a<unk></s>"
+
+
+def test_control_tokens_of_a_unigram_model_are_read_where_that_is_asked_for(tmp_path: Path) -> None:
+    """By their names as they stand: text that is made one of them, here by its blank, stays text."""
+    pieces = [*(piece(text, kind=CONTROL) for text in ("</s>", "<a▁b>")), piece("a", -1.0), piece("</s>.", -1.0)]
+    ours = unigram(tmp_path, *pieces, NO_BLANK_IN_FRONT)
+    for again in (ours, Tokenizer.from_json(ours.to_json()), Tokenizer.from_json(ours.published())):
+        assert again.encode("a</s>a</s>.", control=True) == [3, 1, 3, 1, 0]
+        assert again.encode("a</s>a</s>.") == [3, 0, 3, 4] and again.encode("<a b>", control=True) == [0, 3, 0]
+        assert again.encode_marked([("aa</s>", [(1, 6)])]) == [([3, 3, 1], [False, True, True])]
+        assert again.spelled("a</s>") == ["</s>"] and again.spelled("a") == []
+
+
+def test_a_unigram_models_chat_template_ends_an_answer_with_its_end_of_document(tmp_path: Path) -> None:
+    pieces = [piece("</s>", kind=CONTROL), *(piece(text, -1.0) for text in ("a", "b", "<", "/", "s", ">"))]
+    ours = unigram(tmp_path, *pieces, NO_BLANK_IN_FRONT)
+    chat = Chat(chosen_template("bare", ours, tmp_path), ours)
+    answered = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert chat.encode([(answered, None)]) == [Marked([2, 3, 1], [False, True, True])] and chat.end_of_turn == 1
 
 
 def test_what_is_published_names_control_tokens_as_others_do_and_is_the_same_tokenizer(tmp_path: Path) -> None:

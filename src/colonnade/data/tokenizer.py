@@ -101,12 +101,13 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], *, control: bool = False) -> list[list[int]]:
         """Token ids of several texts, on all cores; `control`: names of control tokens in them are these."""
         inner = self._with_control if control else self._inner
-        return [encoding.ids for encoding in _encodings(inner.encode_batch_fast, texts)]
+        return [self._own_ids(encoding.ids) for encoding in _encodings(inner.encode_batch_fast, texts)]
 
     def spelled(self, text: str) -> list[str]:
         """Names of control tokens that stand in a text and are read as other text."""
         added = self._inner.get_added_tokens_decoder().items()
-        found = {number: token.content for number, token in added if token.special and token.content in text}
+        names = ((number, token.content.removeprefix(HIDDEN)) for number, token in added if token.special)
+        found = {number: name for number, name in names if name in text}
         read = set(self.encode(text)) if found else set[int]()  # a name may be a word of the vocabulary, too
         return [name for number, name in found.items() if number not in read]
 
@@ -123,7 +124,7 @@ class Tokenizer:
             marked = np.zeros(len(places), dtype=bool)
             for start, end in spans:
                 marked |= (places[:, 0] < end) & (places[:, 1] > start)
-            found.append((encoding.ids, marked.tolist()))
+            found.append((self._own_ids(encoding.ids), marked.tolist()))
         return found
 
     def encode_places(self, texts: Sequence[str]) -> list[tuple[list[int], NDArray[np.int64]]]:
@@ -135,7 +136,23 @@ class Tokenizer:
     def _with_control(self) -> tokenizers.Tokenizer:
         inner = tokenizers.Tokenizer.from_str(self.to_json())
         inner.encode_special_tokens = False
+        inner.add_special_tokens(list(self._hidden))
         return inner
+
+    @cached_property
+    def _hidden(self) -> dict[str, int]:
+        """Control tokens that the vocabulary has by other names than their own, so that no text is read as one."""
+        added = self._inner.get_added_tokens_decoder().items()
+        names = {token.content: number for number, token in added if token.content.startswith(HIDDEN)}
+        return {name.removeprefix(HIDDEN): number for name, number in names.items()}
+
+    @cached_property
+    def _stand_ins(self) -> dict[int | None, int]:
+        """The ids of `_hidden` by those that their own names have got in `_with_control`."""
+        return {self._with_control.token_to_id(name): number for name, number in self._hidden.items()}
+
+    def _own_ids(self, ids: list[int]) -> list[int]:
+        return [self._stand_ins.get(id_, id_) for id_ in ids] if self._hidden else ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD, control tokens nothing if `skip_special`."""
