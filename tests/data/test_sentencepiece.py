@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from colonnade.data.conversation import Chat, Marked
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 
-UNKNOWN, CONTROL = 2, 3
+UNKNOWN, CONTROL, UNUSED = 2, 3, 5
 BPE = b"\x12\x02\x18\x02"
 NO_BLANK_IN_FRONT = b"\x1a\x02\x18\x00"
 
@@ -56,6 +57,14 @@ def test_no_merge_makes_a_control_token(tmp_path: Path) -> None:
     pieces = [piece("<s>", kind=CONTROL), piece("<"), piece("s>", -1.0), piece("s"), piece(">")]
     tokenizer = loaded(tmp_path, *pieces, NO_BLANK_IN_FRONT)
     assert tokenizer.encode("<s>") == [2, 3] and tokenizer.special_ids == {1}
+
+
+@pytest.mark.parametrize("made", [loaded, unigram])
+def test_a_model_with_pieces_that_no_text_becomes_is_refused(tmp_path: Path, made: Callable[..., Tokenizer]) -> None:
+    with pytest.raises(
+        DataError, match=r"pieces that no text becomes \(\"ab\" is the first\).* or use a tokenizer\.json"
+    ):
+        made(tmp_path, piece("a"), piece("ab", kind=UNUSED), piece("b", kind=UNUSED))
 
 
 def test_what_stands_for_no_text_is_decoded_by_its_name(tmp_path: Path) -> None:

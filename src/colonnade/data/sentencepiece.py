@@ -28,7 +28,7 @@ from colonnade.errors import DataError
 Fields = Mapping[int, int | bytes]
 
 _UNIGRAM, _BPE = 1, 2
-_UNKNOWN, _CONTROL, _USER = 2, 3, 4
+_UNKNOWN, _CONTROL, _USER, _UNUSED = 2, 3, 4, 5
 _SPACE = "▁"
 HIDDEN = "\uffff"
 """Before the names of a Unigram model's control tokens and its unknown one, so that no text can be taken for one."""
@@ -123,6 +123,12 @@ def load_sentencepiece(path: Path, config: TokenizerConfig) -> tokenizers.Tokeni
         raise DataError(
             f"{path} has symbols of its user's, which `tokenizers` does not treat as SentencePiece does. Train it "
             "without user_defined_symbols, or use a tokenizer.json."
+        )
+    unused = next((piece.text for piece in model.pieces if piece.kind == _UNUSED), None)
+    if unused is not None:
+        raise DataError(
+            f"{path} has pieces that no text becomes ({shown(unused)} is the first), as a restricted vocabulary "
+            "has them, and `tokenizers` would use them. Take the model as it was trained, or use a tokenizer.json."
         )
     if model.spaces_behind:
         raise DataError(
