@@ -111,6 +111,17 @@ def test_epochs_of_data_that_end_leave_out_a_step_that_they_do_not_fill(
         open_corpus(begin.load_for_run(config, ["train.epochs=2"]))
 
 
+def test_epochs_of_data_that_end_leave_out_a_group_of_pieces_that_they_do_not_fill(config: Path) -> None:
+    """Of samples that are cut in four, whose pieces come in as many steps."""
+    samples, seq_length = len(open_corpus(load(config)).datasets.train), load(config).model.seq_length
+    keys = ['data.order="all_epochs"', "data.epochs=1", f"curriculum.seq_length=[{seq_length // 4}, {seq_length}]"]
+    keys += ["curriculum.tokens=[0, 1_000_000]", "curriculum.global_batch_size=[8, 4]"]
+    config.write_text(config.read_text().replace("steps = 6\n", "epochs = 1\n"))
+    # Of 8 pieces a step reads the tokens of 2 samples: all would take so many steps.
+    assert -(-samples // 2) > samples // 8 * 4 + 1
+    assert begin.load_for_run(config, keys).train.steps == samples // 8 * 4
+
+
 def test_a_part_of_an_epoch_is_a_step_at_least_and_what_cannot_be_opened_is_told_by_others(config: Path) -> None:
     text = config.read_text()
     config.write_text(text.replace("steps = 6\n", "epochs = 1e-9\n"))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from colonnade.data.curriculum import Curriculum
 from colonnade.train import corpus
 from colonnade.train import start as begin
 
@@ -19,7 +20,8 @@ def test_epochs_count_all_sequences_of_a_sample(
     model, train = SimpleNamespace(seq_length=16, sample_length=64), SimpleNamespace(epochs=epochs)
     settings: Any = SimpleNamespace(model=model, train=train)
     monkeypatch.setattr(begin, "build", lambda *_, **__: settings)
-    datasets = SimpleNamespace(datasets=SimpleNamespace(train=range(there)))
+    curriculum = Curriculum.constant(64, 1)
+    datasets = SimpleNamespace(datasets=SimpleNamespace(train=range(there)), curriculum=curriculum)
     monkeypatch.setattr(corpus, "open_corpus", lambda config: datasets)
     monkeypatch.setattr(corpus, "lasts_for", lambda *_: True)
     monkeypatch.setattr(corpus, "step_by", lambda config, tokens: tokens)

@@ -162,8 +162,9 @@ def _steps_of_epochs(content: TomlTable) -> int:
     epochs = Fraction(str(config.train.epochs))  # the number as it is written
     wanted = math.ceil(epochs * len(corpus.datasets.train))
     steps = max(1, step_by(config, wanted * config.model.sample_length))
-    whole = steps - 1  # where the data end within the last step
-    return whole if whole and lasts_for(corpus, config, whole) and not lasts_for(corpus, config, steps) else steps
+    group = max(phase.num_pieces for phase in corpus.curriculum.phases)  # in which the data may end
+    fewer = range(steps, max(0, steps - group - 1), -1)
+    return next((count for count in fewer if lasts_for(corpus, config, count)), steps)
 
 
 def lines(path: Path | TomlFile, overrides: Sequence[str] = ()) -> list[str]:
