@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from colonnade.config.numbers import counted, in_words
-from colonnade.errors import ConfigError
+from colonnade.errors import ConfigError, printable
 from colonnade.outputs import json_of
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -175,12 +175,13 @@ def merge_command(
     without = merge(prefixes, output, overwrite=overwrite)
     found = inspect(output)
     sizes = f"{counted(found['documents'], 'document')}, {counted(found['tokens'], 'token')}"
-    print(f"{output}: {sizes} ({found['dtype']}).")
+    lines = [f"{output}: {sizes} ({found['dtype']})."]
     if without:
-        print(
+        lines.append(
             f"Note: {output} has no .json that says which tokenizer made it, because {', '.join(without)} has none: "
             "whoever uses it has to know."
         )
+    print(printable("\n".join(lines)))
 
 
 @data.command("inspect")
@@ -196,7 +197,7 @@ def inspect_command(
         print(json_of(found))
     else:
         shown = {name.replace("_", " "): in_words(value) for name, value in found.items() if value is not None}
-        print("\n".join(f"{name:24} {words}" for name, words in shown.items()))
+        print(printable("\n".join(f"{name:24} {words}" for name, words in shown.items())))
 
 
 Recipe = Annotated[Path, typer.Argument(help="Recipe (.toml).", show_default=False)]

@@ -107,6 +107,22 @@ def test_numbers_of_a_file_are_rounded_for_people(shards: list[str]) -> None:
     assert len(told["mean"].partition(".")[2]) == 2 and "[" not in words and "'" not in words
 
 
+def test_names_that_are_not_utf8_are_told_as_a_terminal_takes_them(shards: list[str], tmp_path: Path) -> None:
+    output = str(tmp_path / os.fsdecode(b"caf\xe9"))
+    (tmp_path / "made.tsv").write_text("sentence\tlabel\nOne.\t1\nTwo.\tnone\n")
+    Path(f"{output}.txt").write_text("One two three four five six seven eight nine.")
+    made = ["--tokenizer", tmp_path / "tokenizer.json", "--output", output, "--overwrite"]
+    for words in (
+        ["merge", *shards, "--output", output],
+        ["inspect", output],
+        ["examples", "sst2", tmp_path / "made.tsv", *made],
+        ["overlap", tmp_path / "a.jsonl", f"{output}.txt", "--workers", 1],
+    ):
+        answer = here("data", *words)
+        assert answer.status == 0 and "caf\ufffd" in answer.out, answer
+        answer.out.encode()
+
+
 def test_joining_leaves_what_exists(shards: list[str]) -> None:
     answer = here("data", "merge", shards[0], "--output", shards[1])
     assert answer.status == 2

@@ -29,7 +29,7 @@ from colonnade.data.indexed import TokenFile, idx_path
 from colonnade.data.parallel import ordered_map
 from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import DataError
+from colonnade.errors import DataError, printable
 from colonnade.storage import as_given, not_here
 
 _SPLIT_BYTES = 32 << 20
@@ -66,7 +66,7 @@ class Overlap:
     def summary(self) -> str:
         """A line for people."""
         lines = f"{counted(self.rejected, 'line')} of the corpus"
-        return (
+        return printable(
             f"{self.share:.2%} of the {self.ngrams:,} {self.ngram}-grams of {self.test} occur in the corpus "
             f"({self.shared:,}; in {self.passages_touched:,} of {self.passages:,} passages, from "
             f"{self.documents_touched:,} of {self.documents:,} documents)"

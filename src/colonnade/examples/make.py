@@ -17,7 +17,7 @@ from colonnade.data.rejected import RejectedList, check_inputs, rejected_path
 from colonnade.data.sidecar import ANSWERS, PREFERENCES, Sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.writer import TokenFileWriter, check_prefix, held
-from colonnade.errors import DataError
+from colonnade.errors import DataError, printable
 from colonnade.examples.format import Document, Format
 from colonnade.storage import as_given, not_here
 
@@ -66,7 +66,7 @@ class ExamplesReport:
             where = rejected_path(self.prefix)
             lines.append(f"left out: {counted(self.rejected, 'row')}, listed in {where}; the first:")
             lines += [f"  {row}" for row in self.first]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def make_examples(
