@@ -3423,7 +3423,7 @@ MUTATIONS = [
         "a change that asks for evaluations opens nothing to evaluate on",
         "train/in_force.py",
         "    return config.data, config.curriculum, config.train.global_batch_size, "
-        "bool(config.train.evaluation_interval)\n",
+        "bool(config.train.evaluate_every)\n",
         "    return config.data, config.curriculum, config.train.global_batch_size\n",
         ("tests/train/test_in_force.py",),
     ),

@@ -52,13 +52,15 @@ def blended(config: Path, corpus: TinyCorpus, other: TinyCorpus) -> Path:
 
 
 def test_what_is_opened_anew(config: Path) -> None:
-    """A part to evaluate on, where there was none; not for another log, nor for more evaluations."""
+    """A part to evaluate on, where none was asked for; not for another log, nor for more evaluations."""
 
     def reads(*keys: str) -> tuple[object, ...]:
         return in_force._reads(load(config, [*keys]))
 
     never, often = "train.evaluate_every=0", "train.evaluate_every=5"
     assert reads(never) != reads(often) == reads("train.evaluate_every=6")
+    config.write_text(config.read_text().replace("evaluate_every = 3\n", ""))
+    assert load(config).train.evaluate_every is None and reads() != reads(often), "by itself, where there is a part"
     assert reads(never, "train.log_every=3") == reads(never) != reads(never, "train.global_batch_size=8")
 
 

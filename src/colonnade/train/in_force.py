@@ -165,4 +165,4 @@ class InForce:
 
 def _reads(config: Config) -> tuple[object, ...]:
     """What of a configuration decides what is opened, and in which order it is read."""
-    return config.data, config.curriculum, config.train.global_batch_size, bool(config.train.evaluation_interval)
+    return config.data, config.curriculum, config.train.global_batch_size, bool(config.train.evaluate_every)
