@@ -200,6 +200,20 @@ def test_a_factor_stands_outside_of_the_temperature(files: tuple[str, str, str])
     assert np.abs(np.array([drawn[0], drawn[1]]) - 10_000 * parts / parts.sum()).max() < 1
 
 
+@pytest.mark.parametrize(("temperature", "factor"), [(1e-3, 1.0), (1e-320, 1.0), (1.0, 1e308)])
+def test_a_temperature_whose_weights_no_number_holds_is_refused(
+    files: tuple[str, str, str], temperature: float, factor: float
+) -> None:
+    with pytest.raises(DataError, match=r"data\.temperature = .* Set data\.temperature to 1 or more"):
+        opened(dict.fromkeys(files, factor), by="temperature", temperature=temperature)
+
+
+@pytest.mark.parametrize("number", [1e13, 1e300])
+def test_more_epochs_than_an_order_is_computed_of_are_refused(files: tuple[str, str, str], number: float) -> None:
+    with pytest.raises(DataError, match=r"have 2,199,023,255,552 samples or more .* Lower the numbers"):
+        opened({files[0]: number, files[1]: 1}, by="epochs")
+
+
 def test_parts_of_a_split_are_blended_alike(write_tokens: Write) -> None:
     names = {write_tokens(*[9] * 20, name="a"): 3.0, write_tokens(*[9] * 10, name="b"): 1.0}
     datasets = opened(names, split=(8.0, 1.0, 1.0))

@@ -41,6 +41,8 @@ from numpy.typing import NDArray
 Integers = NDArray[np.int64]
 
 _MAX_TOTAL = 1 << 40
+END_OF_TOTALS = 2 * _MAX_TOTAL
+"""No sum of a blend's weights, without their common divisor, may be so large."""
 _SHORTEST_BLOCK, _LONGEST_BLOCK = 1 << 11, 1 << 17
 _KEPT_BLOCKS = 4
 
@@ -67,7 +69,7 @@ class Blend:
         divisor = math.gcd(*weights)
         self.weights = tuple(weight // divisor for weight in weights)
         self.total = sum(self.weights)
-        assert self.total < 2 * _MAX_TOTAL, "see whole_weights"
+        assert self.total < END_OF_TOTALS, "see whole_weights"
         self._mixed = _mixer(self.weights, self.total)
 
     def locate(self, positions: Integers) -> Location:

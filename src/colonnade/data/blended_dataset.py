@@ -8,6 +8,7 @@ end, and no sample comes a second time before all came once (unless all its epoc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from colonnade.data.blend import Blend, whole_weights
+from colonnade.data.blend import END_OF_TOTALS, Blend, whole_weights
 from colonnade.data.changing_blend import ChangingBlend
 from colonnade.data.datasets import (
     SPLITS,
@@ -150,6 +151,11 @@ def _training(parts: list[FileDataset], mixture: Mixture, numbers: Sequence[floa
         blends = [Blend(_weights(parts, mixture, values)) for values in each]
         return BlendedDataset(parts, ChangingBlend(list(zip(ends, blends, strict=True))))
     counts = [max(1, round(Fraction(str(number)) * len(part))) for part, number in zip(parts, numbers, strict=True)]
+    if sum(counts) // math.gcd(*counts) >= END_OF_TOTALS:
+        raise DataError(
+            f'the epochs of data.blend (data.blend_by = "epochs") have {END_OF_TOTALS:,} samples or more in all, whose '
+            "order is not computed. Lower the numbers of data.blend."
+        )
     return BlendedDataset(parts, Blend(counts), end=sum(counts))
 
 
@@ -164,6 +170,19 @@ def _weights(parts: list[FileDataset], mixture: Mixture, numbers: Sequence[float
         return whole_weights([Fraction(str(n)) * len(part) for part, n in zip(parts, numbers, strict=True)])
     if mixture.by == "temperature":
         assert mixture.temperature is not None, "the config check asks for a temperature"
-        power = 1 / mixture.temperature
-        return whole_weights([n * part.num_tokens**power for part, n in zip(parts, numbers, strict=True)])
+        return whole_weights(_tempered(parts, numbers, mixture.temperature))
     return whole_weights(numbers)
+
+
+def _tempered(parts: list[FileDataset], numbers: Sequence[float], temperature: float) -> list[float]:
+    power = 1 / temperature
+    try:
+        weights = [n * part.num_tokens**power for part, n in zip(parts, numbers, strict=True)]
+    except OverflowError:
+        weights = [math.inf]
+    if math.inf in weights:
+        raise DataError(
+            f"data.temperature = {temperature} makes weights of data.blend (factors on tokens^(1/temperature)) that "
+            "no number here is large enough for. Set data.temperature to 1 or more, or lower the factors."
+        )
+    return weights
