@@ -123,6 +123,20 @@ def test_names_that_are_not_utf8_are_told_as_a_terminal_takes_them(shards: list[
         answer.out.encode()
 
 
+def test_joining_replaces_a_file_with_its_list_of_rejected_lines(shards: list[str], tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "One."}\nnot json\n')
+    options = ["--output", tmp_path / "all", "--tokenizer", tmp_path / "tokenizer.json"]
+    assert here("data", "tokenize", tmp_path / "bad.jsonl", *options).status == 0
+    assert sorted(path.name for path in tmp_path.glob("all.*")) == [
+        "all.bin",
+        "all.idx",
+        "all.json",
+        "all.rejected.jsonl",
+    ]
+    assert here("data", "merge", *shards, "--output", tmp_path / "all", "--overwrite").status == 0
+    assert sorted(path.name for path in tmp_path.glob("all.*")) == ["all.bin", "all.idx", "all.json"]
+
+
 def test_joining_leaves_what_exists(shards: list[str]) -> None:
     answer = here("data", "merge", shards[0], "--output", shards[1])
     assert answer.status == 2

@@ -237,6 +237,7 @@ def merge(prefixes: Sequence[str | Path], output: str | Path, *, overwrite: bool
                     "the command again when nobody writes there."
                 )
         writer.close(sidecar)
+        rejected_path(output).unlink(missing_ok=True)  # of the file that was replaced
     return [prefix for prefix, found in sidecars if found is None]
 
 
