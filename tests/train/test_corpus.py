@@ -17,6 +17,7 @@ from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.curriculum_dataset import CurriculumDataset
 from colonnade.data.datasets import Passes
+from colonnade.data.gpt_dataset import TextSamples
 from colonnade.data.phased_dataset import PhasedDataset
 from colonnade.data.rows import Rows
 from colonnade.data.sidecar import sidecar_path
@@ -331,6 +332,20 @@ def test_the_samples_before_a_change_of_a_blend_are_drawn_as_they_were(corpus: T
     was, now = first((), 1.0, 5.0), first((), 5.0, 1.0)
     changed = first([(8, {files[0]: 1.0, files[1]: 5.0})], 5.0, 1.0)
     assert changed[:8] == was[:8] != now[:8] and changed[8:] != was[8:]
+
+
+def test_a_blend_that_was_changed_is_another_from_the_same_text_on_in_samples_of_every_length(
+    corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    merge([corpus.prefix] * 2, tmp_path / "more")
+    files = (str(corpus.prefix), str(tmp_path / "more"))
+    settings = blended(config(corpus, tmp_path), corpus, blend=dict(zip(files, (5.0, 1.0), strict=True)))
+    earlier = [(6, dict(zip(files, (1.0, 5.0), strict=True)))]
+    for times in (1, 2):
+        length = settings.model.seq_length // times
+        opened: Any = module._open_blend(settings, VOCAB_SIZE, None, TextSamples(), length, earlier=earlier).train
+        assert opened.blend.counts(6 * times).tolist() == [times, 5 * times]
+        assert opened.blend.counts(12 * times).tolist() == [6 * times, 6 * times]
 
 
 def test_a_temperature_makes_files_of_unequal_sizes_more_alike(corpus: TinyCorpus, tmp_path: Path) -> None:

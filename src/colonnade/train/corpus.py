@@ -274,8 +274,10 @@ def _open_blend(
     """The parts of all files of data.blend; a validation or test file of its own stands in place of their parts."""
     data = config.data
     assert data.blend is not None, "called for a blend"
+    times = config.model.seq_length // seq_length  # as many samples in the same text
+    before = tuple((count * times, numbers) for count, numbers in earlier)
     blended = open_blend(
-        Mixture(data.blend, data.blend_by, data.temperature, tuple(earlier)),
+        Mixture(data.blend, data.blend_by, data.temperature, before),
         samples=samples,
         split=data.shares,
         seq_length=seq_length,
