@@ -101,7 +101,8 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], *, control: bool = False) -> list[list[int]]:
         """Token ids of several texts, on all cores; `control`: names of control tokens in them are these."""
         inner = self._with_control if control else self._inner
-        return [self._own_ids(encoding.ids) for encoding in _encodings(inner.encode_batch_fast, texts)]
+        found = [encoding.ids for encoding in _encodings(inner.encode_batch_fast, texts)]
+        return [self._own_ids(ids) for ids in found] if control else found
 
     def spelled(self, text: str) -> list[str]:
         """Names of control tokens that stand in a text and are read as other text."""
@@ -152,6 +153,7 @@ class Tokenizer:
         return {self._with_control.token_to_id(name): number for name, number in self._hidden.items()}
 
     def _own_ids(self, ids: list[int]) -> list[int]:
+        """Those that the vocabulary has for the ones of `_with_control`."""
         return [self._stand_ins.get(id_, id_) for id_ in ids] if self._hidden else ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
