@@ -5984,8 +5984,8 @@ MUTATIONS = [
     Mutation(
         "the data sets of a blend are measured on as many samples as the whole",
         "train/held_out.py",
-        "each[name] = measure(one, count)",
-        "each[name] = measure(one, num_samples)",
+        "else measure(one, count)",
+        "else measure(one, num_samples)",
         ("tests/train/test_held_out.py",),
     ),
     Mutation(
@@ -10303,6 +10303,13 @@ MUTATIONS = [
         "for other in in_force(past) if",
         "for other in [] if",
         ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
+        "data sets of a blend are named by those that have held-out samples",
+        "train/corpus.py",
+        "[file.prefix for file in _files_of(self.datasets.train)]",
+        "[file.prefix for file in _files_of(self.datasets.validation)]",
+        ("tests/train/test_file_checks.py",),
     ),
 ]
 

@@ -11,7 +11,13 @@ from colonnade.data import remote
 from colonnade.data.indexed import idx_path
 from colonnade.launch import launch
 from colonnade.train import file_checks
-from colonnade.train.file_checks import problems_of_a_beginning, problems_of_files, problems_of_the_folder
+from colonnade.train.corpus import open_corpus
+from colonnade.train.file_checks import (
+    problems_of_a_beginning,
+    problems_of_a_score,
+    problems_of_files,
+    problems_of_the_folder,
+)
 from tests import tiny
 from tests.runs import Finished
 from tests.tiny import TinyCorpus
@@ -148,3 +154,26 @@ def test_gpus_that_are_too_few_are_told_by_who_starts_the_ranks(
     )
     monkeypatch.setattr(launch, "is_rank", lambda: True)
     assert told(corpus, tmp_path, *keys) == []
+
+
+def test_a_sweeps_score_is_of_a_file_that_has_a_validation_sample(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Files that share the last part of their names keep their whole names, whichever of them has samples."""
+    small = tiny.make(tmp_path / "small", num_documents=1)
+    blend = {str(corpus.prefix): 1.0, str(small.prefix): 1.0}
+    base = tiny.config(corpus, tmp_path)
+    data = base.data.model_copy(update={"train": None, "tokenizer": None, "blend": blend})
+    mixed = base.model_copy(update={"data": data})
+    opened = open_corpus(mixed)
+    assert opened.set_names == {prefix: prefix for prefix in blend}
+    assert [part.file.prefix for part in opened.datasets.validation.parts] == [str(corpus.prefix)]  # type: ignore[union-attr]
+    of_small = f"loss/{small.prefix}"
+    for score, uncertain in (("loss", ()), (f"loss/{corpus.prefix}", ()), (of_small, ("data.split",))):
+        assert problems_of_a_score(score, mixed, uncertain) == []
+    (problem,) = problems_of_a_score(of_small, mixed, ())
+    assert problem.message == (
+        f'sweep.score = "{of_small}", and data.split = "5:1" leaves no document of {small.prefix}, or too little text, '
+        "for a validation sample. Give validation a larger share, or name another score."
+    )
+    gone = {str(tmp_path / "gone"): 1.0, **blend}
+    lost = mixed.model_copy(update={"data": data.model_copy(update={"blend": gone})})
+    assert problems_of_a_score("loss/gone", lost, ()) == [], "which is told for itself"

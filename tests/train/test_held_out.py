@@ -64,7 +64,7 @@ def test_data_sets_of_a_blend_are_measured_on_the_samples_that_they_have_in_it(
 
     class Two(BlendedDataset):
         def __init__(self) -> None:
-            self.parts = (Part("books"), Part("code"))  # type: ignore[assignment]
+            self.parts = (Part("books"), Part("a/code"))  # type: ignore[assignment]
 
         def __len__(self) -> int:
             return 9
@@ -74,7 +74,11 @@ def test_data_sets_of_a_blend_are_measured_on_the_samples_that_they_have_in_it(
 
     monkeypatch.setattr(held_out, "TASKS", {"some": Task()})
     corpus: Any = SimpleNamespace(
-        kind="some", byte_lengths=None, unchecked=[], load=lambda part, positions: list(positions)
+        kind="some",
+        byte_lengths=None,
+        unchecked=[],
+        load=lambda part, positions: list(positions),
+        set_names={"books": "books", "a/code": "code"},
     )
     stub: Any = None
     found: Any = held_out.evaluate_part(
@@ -106,29 +110,44 @@ def test_of_a_data_set_whose_few_samples_have_no_label_that_counts_nothing_is_to
         return count
 
     stub: Any = None
+    corpus: Any = SimpleNamespace(set_names={"books": "books", "rare": "rare"})
     missing = {1}
     monkeypatch.setattr(held_out, "_measure", measure)
-    found: Any = held_out.evaluate_part(stub, Two(), stub, Mesh(), hidden=None, samples=9, micro_batch_size=8)
+    found: Any = held_out.evaluate_part(stub, Two(), corpus, Mesh(), hidden=None, samples=9, micro_batch_size=8)
     assert (found.found, found.each) == (9, {"books": 8})
     missing.add(9)
     with pytest.raises(DataError, match="no label counts"):
-        held_out.evaluate_part(stub, Two(), stub, Mesh(), hidden=None, samples=9, micro_batch_size=8)
+        held_out.evaluate_part(stub, Two(), corpus, Mesh(), hidden=None, samples=9, micro_batch_size=8)
 
 
-def test_a_blend_of_one_data_set_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("names", "each"), [({}, {}), ({"a/books": "a/books", "b/books": "b/books"}, {"b/books": "found"})]
+)
+def test_a_part_with_samples_of_one_data_set_is_read_once_and_told_by_its_name_where_the_blend_has_several(
+    monkeypatch: pytest.MonkeyPatch, names: dict[str, str], each: dict[str, str]
+) -> None:
     class One(BlendedDataset):
         def __init__(self) -> None:
-            self.parts = (SimpleNamespace(file=SimpleNamespace(prefix="books")),)  # type: ignore[assignment]
+            self.parts = (SimpleNamespace(file=SimpleNamespace(prefix="b/books")),)  # type: ignore[assignment]
 
         def __len__(self) -> int:
             return 3
 
+        def first_of_each(self, num_samples: int) -> list[int]:
+            return [num_samples]
+
     seen: list[object] = []
-    monkeypatch.setattr(held_out, "_measure", lambda model, part, count, **_: seen.append((part, count)))
+
+    def measure(model: object, part: object, count: int, **_: object) -> str:
+        seen.append((part, count))
+        return "found"
+
+    monkeypatch.setattr(held_out, "_measure", measure)
     stub: Any = None
+    corpus: Any = SimpleNamespace(set_names=names)
     one = One()
-    found = held_out.evaluate_part(stub, one, stub, Mesh(), hidden=None, samples=5, micro_batch_size=8)
-    assert found.each == {} and seen == [(one, 3)]
+    found: Any = held_out.evaluate_part(stub, one, corpus, Mesh(), hidden=None, samples=5, micro_batch_size=8)
+    assert (found.found, found.each) == ("found", each) and seen == [(one, 3)]
 
 
 def test_bytes_of_tokens_are_handed_on_and_who_names_no_stages_has_one(monkeypatch: pytest.MonkeyPatch) -> None:

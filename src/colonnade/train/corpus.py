@@ -40,6 +40,7 @@ from colonnade.data.span_dataset import windows_of
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import ColonnadeError, ConfigError, DataError
 from colonnade.train.questions import ScoredQuestions, open_questions
+from colonnade.train.score_names import data_set_names
 
 if TYPE_CHECKING:
     from colonnade.mesh.mesh import Axis
@@ -81,6 +82,12 @@ class Corpus:
                 if file.prefix not in prefixes:  # one file of its own, or parts of those that are trained on
                     named[key] = file
         return named
+
+    @property
+    def set_names(self) -> dict[str, str]:
+        """What scores call each file of a blend of several, by its prefix, whichever parts have samples of it."""
+        files = [file.prefix for file in _files_of(self.datasets.train)]
+        return dict(zip(files, data_set_names(files), strict=True)) if len(files) > 1 else {}
 
     @cached_property
     def identities(self) -> dict[str, DataIdentity]:

@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -10,11 +11,12 @@ from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.sites import check_sites
 from colonnade.config.check import Problem, check_beginning
 from colonnade.config.schema import Config
-from colonnade.errors import mistake
+from colonnade.errors import ColonnadeError, mistake
 from colonnade.launch import launch
 from colonnade.launch.devices import choose_device, count_gpus
 from colonnade.storage import not_here
 from colonnade.train import run_folder
+from colonnade.train.score_names import score_problems
 
 INDEX_BYTES = 64 << 20  # .idx files up to this size are opened whole: millions of documents in tenths of a second
 CUTS = (
@@ -58,6 +60,33 @@ def problems_of_a_beginning(config: Config, uncertain: Collection[str]) -> list[
     """What a run may not begin with. One that has begun goes on with it."""
     has_begun = "run.folder" not in uncertain and run_folder.was_trained(Path(config.run.folder))
     return [] if has_begun else [*check_beginning(config, uncertain), *_blend_problems(config, uncertain)]
+
+
+def problems_of_a_score(score: str, config: Config, uncertain: Collection[str]) -> list[Problem]:
+    """Whether a sweep's score is none that the run will have: by its name, and of one file of a blend, because
+    data.split leaves no sample of it, where that is seen in a moment.
+    """
+    wrong, data = score_problems(score, config, uncertain), config.data
+    name = score.partition("/")[2]
+    if wrong or not name or not data.blend or any(key.startswith(CUTS) for key in uncertain):
+        return wrong
+    from colonnade.train.corpus import open_corpus
+
+    with suppress(ColonnadeError, OSError):  # told by `_data_problems`
+        if _is_quick(data.blend, data.packing):
+            corpus = open_corpus(config)
+            validation = corpus.datasets.validation
+            there = {part.file.prefix for part in (() if validation is None else validation.parts)}
+            missing = [prefix for prefix, called in corpus.set_names.items() if called == name and prefix not in there]
+            wrong = [Problem(_without_sample(score, data.split, prefix), ("data.split",)) for prefix in missing]
+    return wrong
+
+
+def _without_sample(score: str, split: str, prefix: str) -> str:
+    return (
+        f'sweep.score = "{score}", and data.split = "{split}" leaves no document of {prefix}, or too little text, for '
+        "a validation sample. Give validation a larger share, or name another score."
+    )
 
 
 def _blend_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:

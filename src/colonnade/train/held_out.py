@@ -19,7 +19,6 @@ from colonnade.pipeline.inference import on_one_stage
 from colonnade.tasks.task import Found, Hidden
 from colonnade.tasks.tasks import TASKS
 from colonnade.train.corpus import Corpus
-from colonnade.train.score_names import data_set_names
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,12 @@ def evaluate_part(
     measure = partial(_measure, model, corpus=corpus, mesh=mesh, hidden=hidden, micro_batch_size=micro_batch_size)
     num_samples = min(len(part), samples)
     found = measure(part, num_samples)
-    if not isinstance(part, BlendedDataset) or len(part.parts) == 1:
+    if not isinstance(part, BlendedDataset) or not (names := corpus.set_names):
         return Evaluation(found)
-    names = data_set_names([one.file.prefix for one in part.parts])
-    counts = part.first_of_each(num_samples)
     each = {}
-    for name, one, count in zip(names, part.parts, counts, strict=True):
+    for one, count in zip(part.parts, part.first_of_each(num_samples), strict=True):
         with suppress(NothingScored):  # of a rare one the few samples may have no label that counts
-            each[name] = measure(one, count)
+            each[names[one.file.prefix]] = found if len(part.parts) == 1 else measure(one, count)
     return Evaluation(found, each)
 
 

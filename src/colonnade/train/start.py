@@ -36,11 +36,10 @@ from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus
 from colonnade.lock import locked
 from colonnade.train import run_folder
-from colonnade.train.file_checks import problems_of_a_beginning, problems_of_files
+from colonnade.train.file_checks import problems_of_a_beginning, problems_of_a_score, problems_of_files
 from colonnade.train.monitor import METRICS, last_step, write_event
 from colonnade.train.restarts import Restarts, fitting_by_now
 from colonnade.train.rollback_options import RollbackOptions
-from colonnade.train.score_names import score_problems
 from colonnade.train.side_by_side import Share
 from colonnade.train.sweep import Sweep
 
@@ -335,7 +334,7 @@ def check_point(path: Path, sweep: Sweep) -> None:
     """ConfigError unless the configuration of one of its points can run here, as many at once, and has its score."""
 
     def check_score(config: Config, uncertain: set[str]) -> list[Problem]:
-        return [] if sweep.score is None else score_problems(sweep.score, config, uncertain)
+        return [] if sweep.score is None else problems_of_a_score(sweep.score, config, uncertain)
 
     check_shares(load_for_run(path, also=check_score), sweep.at_once)
 
