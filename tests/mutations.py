@@ -804,8 +804,8 @@ MUTATIONS = [
     Mutation(
         "a point that diverged once has diverged for good",
         "train/tuning.py",
-        'last = kinds[max((at for at, kind in enumerate(kinds) if kind == "setup"), default=0) :]',
-        "last = kinds",
+        "told[max(begins, default=0) :]]",
+        "told]",
         ("tests/train/test_sweep.py",),
     ),
     Mutation(
@@ -3662,8 +3662,8 @@ MUTATIONS = [
     Mutation(
         "a run that was interrupted and resumed is still shown as stopped",
         "report/page.py",
-        '("started", "resumed", "rolled back")',
-        '("started", "rolled back")',
+        'GOES_ON = ("started", "resumed")',
+        'GOES_ON = ("started",)',
         ("tests/report/test_page.py",),
     ),
     Mutation(
@@ -10310,6 +10310,13 @@ MUTATIONS = [
         "[file.prefix for file in _files_of(self.datasets.train)]",
         "[file.prefix for file in _files_of(self.datasets.validation)]",
         ("tests/train/test_file_checks.py",),
+    ),
+    Mutation(
+        "a run that copies made return is told as it had ended before",
+        "train/divergence.py",
+        'event["event"] == COPIES_DIFFER and str',
+        'event["event"] == "diverged" and str',
+        ("tests/report/test_page.py",),
     ),
 ]
 

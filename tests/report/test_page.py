@@ -209,6 +209,10 @@ def test_a_run_that_goes_on_is_not_shown_as_it_ended_before(goes_on: str, tmp_pa
         (["roll_back", "rolled back"], "running"),
         (["roll_back", "no rollback", "fault", "no restart"], "diverged"),
         (["stop", "fault", "no restart"], "diverged"),
+        (["stopped early", "saved", "finished"], "stopped-early"),
+        (["stopped early", "finished", "resumed", "finished"], "finished"),
+        (["stopped early", "returns to step 4", "saved"], "running"),
+        (["stopped early", "goes on with the majority's state"], "stopped-early"),
     ],
 )
 def test_a_run_has_ended_when_nothing_starts_it_again(more: list[str], state: str, tmp_path: Path) -> None:
@@ -218,6 +222,8 @@ def test_a_run_has_ended_when_nothing_starts_it_again(more: list[str], state: st
     for each in told:
         if each["event"] in ("roll_back", "stop"):
             each |= {"event": "diverged", "then": each["event"]}
+        if each["event"].startswith(("returns", "goes on")):
+            each |= {"event": "copies differ", "then": each["event"]}
     (folder / "events.jsonl").write_text(written.lines(told))
     assert state_of(read_run(folder)) == state
     terminal = StringIO()

@@ -299,7 +299,8 @@ def test_a_point_whose_run_is_gone_is_run_anew(tmp_path: Path, gone: str) -> Non
 
 def test_what_came_of_a_point_is_what_its_last_start_says(tmp_path: Path) -> None:
     def state(*kinds: str, reason: str = "") -> str:
-        (tmp_path / "events.jsonl").write_text("".join(json.dumps({"event": kind}) + "\n" for kind in kinds))
+        told = ({"event": kind, "then": "returns to step 4"} for kind in kinds)
+        (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in told))
         return outcome_of(tmp_path, Point("point", {}, {}), reason=reason, seconds=1.0).state
 
     assert state("started", "setup", "diverged", reason="exit status 2") == "diverged"
@@ -309,6 +310,7 @@ def test_what_came_of_a_point_is_what_its_last_start_says(tmp_path: Path) -> Non
     assert state("started", "setup", *again, reason="exit status 2") == "diverged"
     assert state("started", "setup", "stopped early", "finished") == "stopped early"
     assert state("started", "setup", "stopped early", "resumed", "setup", "finished") == "finished"
+    assert state("started", "setup", "stopped early", "copies differ", "finished") == "finished", "it was undone"
 
 
 def test_of_losses_the_lowest_median_is_the_best_and_of_other_scores_the_highest() -> None:

@@ -15,7 +15,7 @@ from colonnade.report import gantt, happened, heat, memory, settings, sweep
 from colonnade.report.charts import charts, final, places
 from colonnade.report.record import Record
 from colonnade.report.sweep import SweepRecord
-from colonnade.train.divergence import BY_HAND, NO_ROLLBACK
+from colonnade.train.divergence import NO_ROLLBACK, has_returned
 from colonnade.train.interrupt import STOPPED
 
 STATES = {
@@ -26,8 +26,8 @@ STATES = {
     NO_RESTART: "ended by a fault",
 }
 """What the newest telling event says of a run; before any of these it is under way."""
-GOES_ON = ("started", "resumed", "rolled back")
-"""Events behind which it is so again."""
+GOES_ON = ("started", "resumed")
+"""Events behind which it is so again, beside those that `has_returned` tells."""
 AT_WORK = 900.0
 """[seconds] A run that has written nothing for longer is said to be silent."""
 
@@ -89,14 +89,14 @@ def state_of(run: Record) -> str:
     state = "running"
     for event in run.events:
         name = event["event"]
-        if name in GOES_ON:
-            state = state if event.get("reason") == BY_HAND else "running"
+        if name in GOES_ON or has_returned(event):
+            state = "running"
         elif name == NO_ROLLBACK:
             state = "diverged"
         elif name == NO_RESTART:
             state = name if state == "running" else state  # else that is why
         elif name in STATES and event.get("then") != "roll_back":  # what has diverged may return by itself
-            state = name
+            state = state if (state, name) == ("stopped early", "finished") else name  # which both have last
     return state.replace(" ", "-")
 
 

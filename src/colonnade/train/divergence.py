@@ -7,9 +7,9 @@ that all decide the same, on any layout and after any restart.
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -50,6 +50,17 @@ BY_HAND = "asked for"
 """The reason of a rollback that somebody asked for, while the run was not at work."""
 NO_ROLLBACK = "no rollback"
 """The event of a run that would have done so by itself, and could not."""
+
+
+COPIES_DIFFER, RETURNS = "copies differ", "returns"
+"""The event of copies that differ, and how its `then` begins where the run returned to a checkpoint."""
+
+
+def has_returned(event: Mapping[str, Any]) -> bool:
+    """Whether an event tells that a run at work returned to a checkpoint: what came of it before is undone."""
+    if event["event"] == ROLLED_BACK:
+        return event.get("reason") != BY_HAND
+    return event["event"] == COPIES_DIFFER and str(event.get("then")).startswith(RETURNS)
 
 
 class Rollback(BaseModel):

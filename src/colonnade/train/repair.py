@@ -18,6 +18,7 @@ from colonnade.launch.agreement import ranks_in_words
 from colonnade.mesh.agreement import gather_texts
 from colonnade.train import recovery, undo
 from colonnade.train.corpus import Corpus
+from colonnade.train.divergence import COPIES_DIFFER, RETURNS
 from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
@@ -63,10 +64,10 @@ class Repair:
 
     def _tell(self, step: int, now: int, judged: Verdict, found: CopiesError, *, returned: bool) -> None:
         who = f"{ranks_in_words(judged.suspects)} against the majority" if judged.suspects else "no majority is alike"
-        does = f"returns to step {now}" if returned else "goes on with the majority's state"
+        does = f"{RETURNS} to step {now}" if returned else "goes on with the majority's state"
         differs = sorted({copy.rpartition(" of ")[0] for each in found.by_rank for copy in each})
         self.monitor.event(
-            "copies differ", step=step, ranks=list(judged.suspects), what=differs[:8], then=does, reason=who
+            COPIES_DIFFER, step=step, ranks=list(judged.suspects), what=differs[:8], then=does, reason=who
         )
         self.monitor.say(f"{found}\nAt step {step}: {who}. The run {does}.")
 

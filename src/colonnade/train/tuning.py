@@ -34,7 +34,7 @@ from colonnade.lock import locked
 from colonnade.outputs import json_of
 from colonnade.train import run_folder
 from colonnade.train.best import LOSS, best_of, evaluations
-from colonnade.train.divergence import ROLLED_BACK
+from colonnade.train.divergence import ROLLED_BACK, has_returned
 from colonnade.train.lines import object_in
 from colonnade.train.score_names import no_such_score
 from colonnade.train.side_by_side import Run, Share, is_interrupted, last_line, process_of, run_side_by_side
@@ -201,12 +201,12 @@ def _some(names: Sequence[str], total: int) -> str:
 
 def outcome_of(run: Path, point: Point, *, reason: str, seconds: float) -> Outcome:
     """What came of a run, as its folder says it. `reason`: why it failed, if it did."""
-    kinds = [line["event"] for line in _events(run)]
-    last = kinds[max((at for at, kind in enumerate(kinds) if kind == "setup"), default=0) :]  # of its last start
+    told = _events(run)
+    begins = (at for at, event in enumerate(told) if event["event"] in ("setup", ROLLED_BACK) or has_returned(event))
+    last = [event["event"] for event in told[max(begins, default=0) :]]  # since its last start or return
     state = FINISHED
     if reason:
-        turns = [kind for kind in last if kind in (DIVERGED, ROLLED_BACK)]
-        state = DIVERGED if turns[-1:] == [DIVERGED] else FAILED
+        state = DIVERGED if DIVERGED in last else FAILED
     elif STOPPED in last:
         state = STOPPED
     found = evaluations(run)
