@@ -26,6 +26,11 @@ def test_nothing_is_told_before_anything_is_done() -> None:
     assert [pace.advance(0), pace.advance(100)] == [None, Reading(100, 5.0, timedelta(seconds=180))]
 
 
+def test_more_time_than_can_be_told_is_the_most() -> None:
+    times = iter([0.0, 1e6])
+    assert Pace(2**63, clock=lambda: next(times)).advance(1) == Reading(1, 1e-6, timedelta(days=999_999_999))
+
+
 def test_a_conversion_tells_bytes() -> None:
     said: list[str] = []
     times = iter([0.0, 10.0])

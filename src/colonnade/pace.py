@@ -9,6 +9,15 @@ from typing import NamedTuple
 EVERY_SECONDS = 5.0
 
 
+MOST_SECONDS = 86_400 * 999_999_999
+"""What `timedelta` holds."""
+
+
+def time_of(seconds: float) -> timedelta:
+    """So many seconds, to the whole; of more than can be told, the most."""
+    return timedelta(seconds=round(min(seconds, MOST_SECONDS)))
+
+
 class Reading(NamedTuple):
     """How it stands."""
 
@@ -33,7 +42,7 @@ class Pace:
             return None
         self._last = now
         rate = self._done / (now - self._start)
-        return Reading(self._done, rate, timedelta(seconds=round((self._total - self._done) / rate)))
+        return Reading(self._done, rate, time_of((self._total - self._done) / rate))
 
 
 def say_aside(line: str) -> None:

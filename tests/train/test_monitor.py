@@ -60,6 +60,14 @@ def test_gradients_of_zero_are_told(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "  grad 0.00  " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("steps", "left"), [(10**12, "578703 days, 16:53:20"), (2**63 - 1, "999999999 days, 0:00:00")])
+def test_a_run_may_take_longer_than_time_can_be_told(
+    steps: int, left: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monitor(tmp_path, steps=steps).step(numbers(1), 0.05)
+    assert capsys.readouterr().out.endswith(f"  {left} left\n")
+
+
 def test_the_last_step_is_told_whatever_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = monitor(tmp_path, steps=13)
     for step in range(1, 14):

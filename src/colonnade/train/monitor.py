@@ -14,13 +14,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from colonnade.atomic import PARTIAL, write_whole
 from colonnade.errors import ConfigError, hidden, without_credentials
 from colonnade.outputs import json_of
+from colonnade.pace import time_of
 from colonnade.train.lines import Lines, append, object_in, step_in, unwritable
 from colonnade.train.tracking import Feed, Tracker
 
@@ -174,7 +174,7 @@ class Monitor:
         ]
         if "mfu" in line:
             parts.append(f"MFU {line['mfu']:.1%}")
-        parts.append(f"{timedelta(seconds=round((self._steps - line['step']) * pace))} left")
+        parts.append(f"{time_of((self._steps - line['step']) * pace)} left")
         return "  ".join(parts)
 
 
