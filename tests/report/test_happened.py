@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.report.happened import legend, listed, marks, steps_of
+from colonnade.report.happened import legend, listed, marks, sign, steps_of
 from colonnade.report.page import page
 from colonnade.report.record import read_run
 from tests.report import written
@@ -40,6 +40,29 @@ def test_an_event_that_says_what_a_run_is_is_on_no_axis_and_an_evaluation_is_lis
     run = read_run(folder)
     assert [mark.kind for mark in marks(run)] == ["saved"]
     assert re.findall(r'class="sign \w+"></i> (\w+)<', listed(run)) == ["saved", "evaluated"]
+
+
+@pytest.mark.parametrize(
+    ("sign_of", "names"),
+    [
+        ("started", ["started"]),
+        ("resumed", ["resumed"]),
+        ("saved", ["saved", "uploaded"]),
+        ("best", ["best"]),
+        ("interrupted", ["interrupted"]),
+        ("rolled-back", ["rolled back"]),
+        ("finished", ["finished", "stopped early"]),
+        ("changed", ["changed"]),
+        ("trouble", ["diverged", "no rollback", "fault", "no restart", "copies differ", "save failed"]),
+        ("trouble", ["damaged checkpoint", "damaged copy in memory", "damaged upload"]),
+        ("trouble", ["upload failed", "upload lost to another"]),
+        ("other", ["change refused", "initialized", "other data", "profiled", "fetched", "recovered"]),
+        ("other", ["restart", "fewer ranks", "all ranks", "no copies in memory", "slow rank", "rank well again"]),
+        ("other", ["upload works again", "upload unfinished"]),
+    ],
+)
+def test_each_event_that_a_run_writes_has_the_sign_of_what_it_tells(sign_of: str, names: list[str]) -> None:
+    assert {name: sign({"event": name}) for name in names} == dict.fromkeys(names, sign_of)
 
 
 def test_times_that_go_back_do_not_move_what_stands_between_them() -> None:

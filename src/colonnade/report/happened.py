@@ -15,7 +15,9 @@ import numpy as np
 from colonnade.drawing.chart import Mark
 from colonnade.drawing.html import Html, table, tag
 from colonnade.drawing.scale import short
+from colonnade.launch.restart_policy import NO_RESTART
 from colonnade.report.record import Record
+from colonnade.train.divergence import NO_ROLLBACK
 from colonnade.train.interrupt import STOPPED
 
 SIGNS = {
@@ -26,6 +28,8 @@ SIGNS = {
     "best": "best",
     STOPPED: "interrupted",
     "diverged": "trouble",
+    NO_ROLLBACK: "trouble",
+    NO_RESTART: "trouble",
     "rolled back": "rolled-back",
     "finished": "finished",
     "stopped early": "finished",
@@ -37,7 +41,8 @@ QUIET = frozenset({"setup", "evaluated"})
 """Not on the axis: they say what a run is, not what befell it."""
 MINOR = frozenset({"saved", "uploaded", "best", "started", "finished"})
 """On the axis alone, not as lines through the charts."""
-TROUBLE = ("fail", "fault", "lost", "died", "hang", "corrupt", "error", "diverge", "damage")
+TROUBLE = frozenset({"failed", "fault", "lost", "damaged", "differ"})
+"""Words in the names of events that tell of trouble."""
 MOST_ROWS = 500
 
 
@@ -46,7 +51,7 @@ def sign(event: Mapping[str, Any]) -> str:
     name = event["event"]
     if name in SIGNS:
         return SIGNS[name]
-    return "trouble" if any(word in name for word in TROUBLE) else "other"
+    return "trouble" if TROUBLE & set(name.split()) else "other"
 
 
 def steps_of(events: Sequence[Mapping[str, Any]]) -> list[float]:
