@@ -34,6 +34,18 @@ def test_several_runs_have_a_colour_each_in_every_chart(tmp_path: Path) -> None:
     assert all(line.dots for line in found["Validation loss"].series)
 
 
+def test_each_loss_of_a_task_with_several_has_a_colour_or_among_several_runs_a_chart(tmp_path: Path) -> None:
+    lines = [{"step": step, "loss": 3.0, "masked_loss": 2.0, "sentence_order_loss": 1.0} for step in (1, 2)]
+    runs = [read_run(measured(tmp_path / name, lines)) for name in ("first", "second")]
+
+    def told(count: int) -> dict[str, list[tuple[str, int]]]:
+        return {chart.title: [(line.name, line.colour) for line in chart.series] for chart in charts(runs[:count])}
+
+    assert told(1) == {"Loss": [("training", 0)], "Losses": [("masked_loss", 0), ("sentence_order_loss", 1)]}
+    both = [("first", 0), ("second", 1)]
+    assert told(2) == {"Loss": both, "Masked loss": both, "Sentence order loss": both}
+
+
 def test_what_was_never_a_number_has_no_chart(tmp_path: Path) -> None:
     lines = [{"step": step, "loss": 1.0, "validation_accuracy": np.nan, "mfu": np.inf} for step in (1, 2)]
     run = read_run(measured(tmp_path / "r", lines))

@@ -102,7 +102,7 @@ def test_of_several_runs_each_adds_its_own_charts(tmp_path: Path) -> None:
     found = {chart.title: [line.name for line in chart.series] for chart in charts([read_run(first), read_run(second)])}
     assert found == {
         "Loss": ["first", "second"],
-        "Losses": ["second"],
+        "Tokens loss": ["second"],
         "Validation accuracy": ["second"],
     }
 

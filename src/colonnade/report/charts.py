@@ -23,12 +23,17 @@ def charts(runs: Sequence[Record]) -> list[Chart]:
     losses = [name for name in names if name.endswith("_loss") and not name.startswith("validation_")]
     scores = [name for name in names if name.startswith("validation_") and name != "validation_loss"]
     rest = [name for name in names if name not in losses and name not in scores and name != "validation_loss"]
-    training, validation = _lines(runs, "loss", "training"), _lines(runs, "validation_loss", "validation")
+    training, validation = _lines(runs, "loss", "training"), _lines(runs, "validation_loss", "validation", 1)
+    parts = [line for number, name in enumerate(losses) for line in _lines(runs, name, name, number)]
     together = len(runs) == 1
     found = [
         Chart("Loss", [*training, *(validation if together else [])], "nats per token"),
         *([] if together else [Chart("Validation loss", validation, "nats per token")]),
-        *([Chart("Losses", [line for name in losses for line in _lines(runs, name, name)])] if losses else []),
+        *(
+            [Chart("Losses", parts)]
+            if together and losses
+            else [Chart(_title(name), _lines(runs, name)) for name in losses]
+        ),
         Chart("Throughput", _lines(runs, "tokens_per_second"), "tokens per second"),
         Chart("MFU", _lines(runs, "mfu"), "of the devices' peak", is_share=True),
         Chart("Learning rate", _lines(runs, "learning_rate"), may_be_log=False),
@@ -43,16 +48,15 @@ def _title(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _lines(runs: Sequence[Record], name: str, role: str = "") -> list[Series]:
-    """A line of each run that has such numbers. `role`: what to call it where there is one run alone."""
+def _lines(runs: Sequence[Record], name: str, role: str = "", colour: int = 0) -> list[Series]:
+    """A line of each run that has such numbers. `role`: what to call it where there is one run alone, in `colour`."""
     found = []
     for number, run in enumerate(runs):
         values = run.columns.get(name)
         if values is not None and np.isfinite(values).any():
             is_alone, is_validation = len(runs) == 1, name.startswith("validation_")
             called = role or name.replace("_", " ") if is_alone else run.name
-            colour = int(role == "validation") if is_alone else number
-            found.append(Series(called, values, places(run), colour, dots=is_validation))
+            found.append(Series(called, values, places(run), colour if is_alone else number, dots=is_validation))
     return found
 
 
