@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from colonnade.errors import ConfigError
+from colonnade.report.record import names_of
 from colonnade.report.write import DEFAULT, MOST_RUNS, write_report
 from tests.report import written
 
@@ -23,6 +24,19 @@ def test_what_could_not_be_read_of_a_run_is_told(tmp_path: Path, capsys: pytest.
     (folder / "config.toml").unlink()
     write_report([folder], None)
     assert "r: There is no config.toml.\n" in capsys.readouterr().out
+
+
+def test_runs_are_named_by_as_little_of_their_paths_as_tells_them_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [written.run(tmp_path / name, steps=2) for name in ("x/a/run", "y/a/run", "b/run", "other")]
+    for folder in folders:
+        (folder / "config.toml").unlink()
+    write_report(folders, tmp_path / "page.html")
+    names = ["x/a/run", "y/a/run", "b/run", "other"]
+    assert capsys.readouterr().out.splitlines()[:4] == [f"{name}: There is no config.toml." for name in names]
+    assert all(f"<b>{name}</b>" in (tmp_path / "page.html").read_text() for name in names)
+    assert names_of([folders[0], folders[0], Path("/")]) == ["run", "run", "/"]
 
 
 def test_a_task_is_asked_of_a_sweep_alone(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import math
 import time
 import tomllib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,10 +49,12 @@ class Record:
     """What could not be read, or is not shown."""
     seconds_since: float = 0.0
     """How long ago the run wrote something."""
+    called: str = ""
+    """Where it stands beside others: what tells it from them."""
 
     @property
     def name(self) -> str:
-        return self.folder.resolve().name or str(self.folder)
+        return self.called or names_of([self.folder])[0]
 
     @property
     def steps(self) -> Floats:
@@ -82,6 +84,18 @@ class Record:
         train = self.config.get("train")
         steps = train.get("steps") if isinstance(train, dict) else None
         return steps if type(steps) is int else 0
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """The last part of each path, or as many of them as tell it from the others."""
+    paths = [folder.resolve() for folder in folders]
+
+    def parts_of(path: Path) -> int:
+        others = [other for other in paths if other != path]
+        counts = range(1, len(path.parts))
+        return next((n for n in counts if all(each.parts[-n:] != path.parts[-n:] for each in others)), len(path.parts))
+
+    return [str(Path(*path.parts[-parts_of(path) :])) for path in paths]
 
 
 def read_run(folder: Path, otherwise: str = "") -> Record:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from colonnade.atomic import write_whole
@@ -9,7 +10,7 @@ from colonnade.config.numbers import size_of_text
 from colonnade.errors import ConfigError
 from colonnade.outputs import PAGES, check_output
 from colonnade.report.page import page, state_of, sweep_page
-from colonnade.report.record import Record, read_run
+from colonnade.report.record import Record, names_of, read_run
 from colonnade.report.sweep import as_csv, is_sweep, read_sweep_folder
 from colonnade.train.tuning import SUMMARY, SUMMARY_TABLE
 
@@ -63,7 +64,8 @@ def _write_sweep(folder: Path, output: Path | None, task: str | None) -> None:
 def _written(folders: Sequence[Path], path: Path, live: int) -> list[Record]:
     """The runs as they are now. The page of runs that have ended is not read again by a browser."""
     otherwise = f", or the folder of a sweep, with its {SUMMARY}" if len(folders) == 1 else ""
-    runs = [read_run(folder, otherwise) for folder in folders]
+    named = zip(folders, names_of(folders), strict=True)
+    runs = [replace(read_run(folder, otherwise), called=name) for folder, name in named]
     under_way = any(state_of(run) == "running" for run in runs)
     write_whole(path, page(runs, refresh=live if under_way else 0).encode())
     return runs
