@@ -9037,8 +9037,8 @@ MUTATIONS = [
     Mutation(
         "what a tracker has not got is not counted where it ends meanwhile",
         "train/tracking.py",
-        "        left = self._queue.qsize()\n",
-        "        left = self._queue.qsize() if thread.is_alive() else 0\n",
+        "        self.dropped += max(0, self._queue.qsize() - num_marks)\n",
+        "        self.dropped += max(0, self._queue.qsize() - num_marks) if thread.is_alive() else 0\n",
         ("tests/train/test_trackers.py",),
     ),
     Mutation(

@@ -44,7 +44,8 @@ class Feed:
 
     def __init__(self, tracker: Tracker, say: Callable[[str], None], *, longest: int = LONGEST) -> None:
         self.dropped = 0
-        """Entries that did not fit into the queue, or that the tracker did not take."""
+        """Entries that did not fit into the queue, that the tracker did not take, or that were left when it closed."""
+        self._said_dropped = 0
         self._tracker, self._say = tracker, say
         self._longest = longest
         self._queue: Entries = queue.Queue(longest)
@@ -75,21 +76,23 @@ class Feed:
         self._put(lambda: self._tracker.event(step, kind, words))
 
     def close(self, patience: float) -> None:
-        """Return when all is written, or after `patience` seconds; says what was lost."""
+        """Return when all is written, or after `patience` seconds; says what was lost since it was said last."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        end = time.monotonic() + patience
+        end, num_marks = time.monotonic() + patience, 1
         try:
             self._queue.put(None, timeout=patience)
         except queue.Full:
             self._stop.set()
+            num_marks = 0
         thread.join(max(0.0, end - time.monotonic()))
         self._stop.set()
-        left = self._queue.qsize()
-        if self.dropped or left or thread.is_alive():
+        self.dropped += max(0, self._queue.qsize() - num_marks)
+        if self.dropped > self._said_dropped or thread.is_alive():
+            self._said_dropped = self.dropped
             self._say(
-                f"{self._tracker.name} has not got {self.dropped + left:,} entries, or not said that it has the last. "
+                f"{self._tracker.name} has not got {self.dropped:,} entries, or not said that it has the last. "
                 "metrics.jsonl and events.jsonl have them all."
             )
 
