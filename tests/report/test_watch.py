@@ -50,6 +50,11 @@ def test_an_event_of_which_no_step_is_known_is_not_shown(tmp_path: Path) -> None
     assert "saved" in seen(folder) and "rank lost" not in seen(folder)
 
 
+@pytest.mark.parametrize("name", ["exp[lr=1]", "exp[bold]", "exp[@click=x]", "exp[warm,lr"])
+def test_a_name_with_brackets_is_shown_as_it_is(tmp_path: Path, name: str) -> None:
+    assert f" {name}: finished " in seen(written.run(tmp_path / name, steps=3))
+
+
 def test_a_narrow_terminal_has_lines_too(tmp_path: Path) -> None:
     text = seen(written.run(tmp_path / "r"), width=34)
     assert "▁" in text and "█" in text

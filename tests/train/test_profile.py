@@ -67,6 +67,8 @@ def test_as_many_steps_as_may_be() -> None:
     assert len(steps_of("1:50", last_step=50)) == 50
     with pytest.raises(ConfigError, match=r"--profile 50:51: the run ends with step 50 \(train\.steps\)"):
         steps_of("50:51", last_step=50)
+    with pytest.raises(ConfigError, match=r"--profile 1{20}: the run ends with step 50"):
+        steps_of("1" * 20, last_step=50)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_steps_that_a_run_has_done_are_not_profiled_which_is_said(steps: range, 
     assert told.said == ([] if list(steps) == left else [said])
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "8:5", "a", "1:", "1:2:3", "1:51"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "8:5", "a", "1:", "1:2:3", "1:51", f"1:{10**20}"])
 def test_no_steps(text: str) -> None:
     with pytest.raises(ConfigError, match=r"names no steps. Give one, like --profile 5"):
         steps_of(text, last_step=99)

@@ -64,7 +64,7 @@ def _shown(run: Record, width: int) -> Panel:
     notes = [Text(note, style="yellow") for note in run.notes]
     state = state_of(run)
     words = STATES.get(state.replace("-", " "), "under way, or ended without a word")
-    return Panel(Group(*parts, Text(), *events, *notes), title=f"{run.name}: {words}", title_align="left")
+    return Panel(Group(*parts, Text(), *events, *notes), title=Text(f"{run.name}: {words}"), title_align="left")
 
 
 def _bar(done: float, total: float) -> Table:

@@ -11,18 +11,18 @@ def steps_of(text: str | None, *, last_step: int) -> range:
     """
     if text is None:
         return range(0)
-    first, colon, last = text.partition(":")
+    begin, colon, end = text.partition(":")
     try:
-        found = range(int(first), int(last if colon else first) + 1)
+        first, last = int(begin), int(end if colon else begin)
     except ValueError:
-        found = range(0)
-    if not found or found[0] < 1 or len(found) > MOST_STEPS:
+        first, last = 0, 0
+    if not 1 <= first <= last < first + MOST_STEPS:
         raise ConfigError(
             f"--profile {text} names no steps. Give one, like --profile 5, or the first and the last of up to "
             f"{MOST_STEPS}, like --profile 5:8."
         )
-    if found[-1] > last_step:
+    if last > last_step:
         raise ConfigError(
             f"--profile {text}: the run ends with step {last_step:,} (train.steps). Name steps up to that one."
         )
-    return found
+    return range(first, last + 1)

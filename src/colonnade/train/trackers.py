@@ -197,7 +197,7 @@ class Prometheus:
 
     def numbers(self, step: int, values: Numbers) -> None:
         for name, value in values.items():
-            self._gauge(name, "of the newest step").set(value)
+            self._gauge(name, "of the newest step that has one").set(value)
         self._write()
 
     def event(self, step: int, kind: str, words: str) -> None:
