@@ -71,6 +71,12 @@ def _predictions(tmp_path_factory: pytest.TempPathFactory) -> None:
     commands.REMEMBERED[:] = [folder]
 
 
+@pytest.fixture
+def ascii_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no encoding is named, text is read and written as under LC_ALL=C."""
+    monkeypatch.setattr("io.text_encoding", lambda encoding, stacklevel=2: encoding or "ascii")
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> TinyCorpus:
     return tiny.make(tmp_path_factory.mktemp("corpus"))

@@ -29,6 +29,16 @@ def test_the_model_is_held_against_xz_on_the_stories_that_it_was_not_trained_on(
     assert "2.125 bits per byte" in model and [line.split()[-1] for line in others] == told
 
 
+@pytest.mark.usefixtures("ascii_locale")
+def test_the_stories_are_read_whatever_the_locale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = json.dumps({"text": "“Who?” — “nobody”, said é"}, ensure_ascii=False)
+    (tmp_path / "text.jsonl").write_text(f"{text}\n" * 2, encoding="utf-8")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"validation_bits_per_byte": 2.125}\n')
+    _compare_with_xz(tmp_path, tmp_path / "text.jsonl")
+    assert "2.125 bits per byte" in capsys.readouterr().out
+
+
 def test_it_stops_half_way_goes_on_and_looks_at_what_it_has_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

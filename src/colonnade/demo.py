@@ -137,8 +137,8 @@ def _run(*arguments: object, shown: bool = True) -> None:
 
 def _compare_with_xz(folder: Path, text: Path) -> None:
     """The model's bits per byte on the validation stories, from its last evaluation, beside those of xz."""
-    last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    stories = [json.loads(line)["text"] for line in text.read_text().splitlines()]
+    last = json.loads((folder / "run" / "metrics.jsonl").read_bytes().splitlines()[-1])
+    stories = [json.loads(line)["text"] for line in text.read_bytes().splitlines()]
     kept = "\n".join(stories[-2:]).encode()
     everything = "\n".join(stories).encode()
     print(f"  the model, on the validation stories    {last['validation_bits_per_byte']:.3f} bits per byte")

@@ -53,6 +53,13 @@ def multiplies(dtype: torch.dtype) -> None:
         pytest.skip(f"this processor has no units for products of {dtype} with an fp32 result")
 
 
+@pytest.mark.usefixtures("ascii_locale")
+def test_their_version_is_told_whatever_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = compiled.version()
+    monkeypatch.undo()
+    assert compiled.version() == told
+
+
 @pytest.mark.usefixtures("loaded")
 def test_a_processor_with_avx2_multiplies_every_type_by_them() -> None:
     """16 bits widened while they are packed, where it has no units for them. A wrong product looks as if there were

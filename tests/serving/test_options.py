@@ -110,13 +110,16 @@ def test_where_there_is_no_folder_nothing_is_said_of_its_best_checkpoint(tmp_pat
 
 
 @pytest.mark.parametrize("within", ["", "checkpoints"])
+@pytest.mark.usefixtures("ascii_locale")
 def test_a_layout_is_held_against_the_newest_checkpoint(finished: Finished, tmp_path: Path, within: str) -> None:
-    """Whose model has other heads, as a run's folder may be used again."""
+    """Whose model has other heads, as a run's folder may be used again; whatever the locale."""
     for step, heads in ((1, 2), (2, 4)):
         path = tmp_path / "run" / within / f"step_{step:08d}"
         shutil.copytree(finished.newest, path)
         content = (path / "config.toml").read_text()
-        (path / "config.toml").write_text(re.sub(r"(?m)^num_heads = .*$", f"num_heads = {heads}", content))
+        (path / "config.toml").write_text(
+            re.sub(r"(?m)^num_heads = .*$", f"num_heads = {heads}  # größer", content), "utf-8"
+        )
     check_options(tmp_path / "run", tp=4, pp=1, device="cpu", precision=None)
     with pytest.raises(ConfigError, match=r"--tp 8 does not divide.*step_00000002.*Use 1, 2, 4\."):
         check_options(tmp_path / "run", tp=8, pp=1, device="cpu", precision=None)

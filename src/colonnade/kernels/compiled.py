@@ -57,7 +57,7 @@ def is_loaded() -> bool:
 
 def version() -> str:
     """What the kernels are made of: another after a change of them, of how they are compiled, or of torch."""
-    return sha256("\0".join((SOURCE.read_text(), *FLAGS, torch.__version__)).encode()).hexdigest()[:16]
+    return sha256("\0".join((SOURCE.read_text(encoding="utf-8"), *FLAGS, torch.__version__)).encode()).hexdigest()[:16]
 
 
 def prepare(folder: Path | None, processor: str) -> str:

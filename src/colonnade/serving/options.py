@@ -149,7 +149,7 @@ def _checkpoint(path: Path, tp: int, pp: int) -> Iterator[str]:
     found = [folder for folder in folders if (folder / "manifest.json").is_file()]
     if found and (tp, pp) != (1, 1):
         try:
-            model = loads((found[-1] / "config.toml").read_text(), source="config.toml").model
+            model = loads((found[-1] / "config.toml").read_text(encoding="utf-8"), source="config.toml").model
         except (ConfigError, OSError, ValueError):
             return  # the checkpoint is damaged or foreign, and whoever opens it says how
         yield from layout_problems(found[-1], model, tp, pp)

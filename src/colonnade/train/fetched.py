@@ -138,7 +138,9 @@ def _check_same_run(stored: Stored, steps: Sequence[int], config: Config, as_beg
         record = Path(folder)
         if _has_record(stored, step, record):
             config = as_began(record)
-            started = loads((record / "config.toml").read_text(), source=f"{stored.url}, its config.toml")
+            started = loads(
+                (record / "config.toml").read_text(encoding="utf-8"), source=f"{stored.url}, its config.toml"
+            )
             if not all(difference(each, config, only_what_forbids_resume=True) for each in (started, past)):
                 return
     raise ConfigError(
