@@ -38,7 +38,6 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         replace(TEXT, window=8, stride=8),
         replace(TEXT, stride=8),
-        replace(TEXT, data="s3://bucket/text"),
         replace(TEXT, data="tokens"),
         replace(PART, samples=3),
         replace(LAMBADA, variant="last-token"),
@@ -57,6 +56,7 @@ def test_what_can_be_measured(asked: Measurement) -> None:
         (replace(TEXT, window=8, stride=9), ["--stride 9 is larger than --window 8"]),
         (replace(TEXT, detokenizer="none"), ["--detokenizer is of the task wikitext103, not of perplexity."]),
         (replace(TEXT, data="gone"), ["gone does not exist, and there is no gone.bin with gone.idx."]),
+        (replace(TEXT, data="s3://bucket/text"), ["--data s3://bucket/text cannot be measured. It is a URL, and what"]),
         (replace(PART, window=8), ["--window 8 does not go with --part"]),
         (replace(PART, task="lambada"), ["--part is of the task perplexity, not of lambada. Leave it out."]),
         (replace(LAMBADA, samples=3), ["--samples is of the task perplexity, not", "--samples 3 is of a --part;"]),

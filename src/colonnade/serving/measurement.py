@@ -12,7 +12,7 @@ from colonnade.evaluation.passages import VARIANTS, read_passages
 from colonnade.evaluation.squad_files import has_lines, output_files, read_questions
 from colonnade.evaluation.wikitext import read_wikitext
 from colonnade.outputs import output_problems
-from colonnade.storage import as_given, not_here
+from colonnade.storage import as_given, is_remote, not_here
 
 PARTS = ("validation", "test")
 """Of a run's data: what it is not trained on."""
@@ -120,8 +120,10 @@ _READ: Mapping[str, Callable[[Path], object]] = MappingProxyType(
 
 
 def data_problems(data: str) -> Iterator[str]:
-    """What is wrong with --data: nothing of that name, as a text or as a token file."""
-    if "://" not in data and not any(Path(f"{data}{ending}").exists() for ending in ("", ".bin", ".idx")):
+    """What is wrong with --data: nothing of that name here, as a text or as a token file."""
+    if is_remote(data):
+        yield f"--data {data} cannot be measured.{not_here(data)}"
+    elif not any(Path(f"{data}{ending}").exists() for ending in ("", ".bin", ".idx")):
         yield (
             f"{data} does not exist, and there is no {data}.bin with {data}.idx. Name a text (.txt, .jsonl, also "
             "compressed), or the prefix of a token file."
