@@ -13,7 +13,7 @@ from colonnade.data.loader import Batch, evaluation_positions
 from colonnade.data.rows import Cut, TooLong
 from colonnade.errors import ConfigError, DataError
 from colonnade.evaluation.continuations import Continuation, score
-from colonnade.evaluation.perplexity import evaluate, evaluate_tokens, exp_of
+from colonnade.evaluation.perplexity import Perplexity, evaluate, evaluate_tokens, exp_of
 from colonnade.evaluation.progress import Progress
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
@@ -89,6 +89,11 @@ def test_what_is_not_known_is_not_told() -> None:
 def test_words_that_are_none() -> None:
     found = evaluate_tokens(tiny_gpt(Axis("tp")), np.tile(TEXT, 20), dp=DP, words=1)  # as in text without spaces
     assert found.words == 1 and found.word_perplexity is None
+
+
+def test_a_perplexity_is_told_in_few_characters_however_large_it_is() -> None:
+    told = [Perplexity(700.0, each, None, 3, None).summary() for each in (1234.5678, 1.234e300, math.inf)]
+    assert told == [f"loss 700.0000, perplexity {each}, 3 tokens" for each in ("1,234.57", "1.23e+300", "inf")]
 
 
 def test_the_summary_names_its_numbers() -> None:

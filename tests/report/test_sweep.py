@@ -59,10 +59,12 @@ def test_median_and_spread_over_seeds_the_best_setting_first(sweep: Path) -> Non
     assert found.score_names == ["accuracy", "loss"], "keys of the configuration are none, nor is what a point took"
 
 
-def test_a_score_that_no_float_can_hold_is_none(tmp_path: Path) -> None:
-    points = [point(1e-5, 1, 0.8), {**point(1e-5, 2, 0.5), "accuracy": 10**400}, point(1e-5, 3, math.nan)]
-    (group,) = read_sweep_folder(write(tmp_path / "s", points)).groups
-    assert group.scores["accuracy"].numbers == [0.8]
+def test_a_score_that_no_float_can_hold_or_no_chart_is_none(tmp_path: Path) -> None:
+    others = (10**400, math.nan, 1.7e308, -1.7e308)
+    points = [point(1e-5, 1, 0.8), *({**point(1e-5, n, 0.5), "accuracy": each} for n, each in enumerate(others, 2))]
+    found = read_sweep_folder(write(tmp_path / "s", points))
+    (group,) = found.groups
+    assert group.scores["accuracy"].numbers == [0.8] and sweep_page(found)
 
 
 def test_less_loss_is_better(tmp_path: Path) -> None:

@@ -88,6 +88,12 @@ def test_losses_of_training_share_a_chart_and_scores_of_validation_have_their_ow
     assert (found["MFU"].words(0.4), found["Loss"].words(0.4)) == ("40.0%", "0.4")
 
 
+def test_a_number_of_parameters_that_no_float_can_hold_is_not_shown(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r")
+    (folder / "events.jsonl").write_text(f'{{"event": "setup", "layout": "tp2", "parameters": {10**400}}}\n')
+    assert '<p class="quiet">tp2</p>' in page([read_run(folder)])
+
+
 def test_the_setup_that_is_shown_is_that_of_the_newest_start(tmp_path: Path) -> None:
     folder = written.run(tmp_path / "r")
     with (folder / "events.jsonl").open("a") as file:

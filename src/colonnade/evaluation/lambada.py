@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from colonnade.evaluation.continuations import Continuation, score
 from colonnade.evaluation.passages import Example
-from colonnade.evaluation.perplexity import Hidden, exp_of
+from colonnade.evaluation.perplexity import Hidden, exp_of, perplexity_in_words
 from colonnade.evaluation.progress import Progress
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.gpt import GPT
@@ -41,7 +41,7 @@ class Lambada:
         """One line for people."""
         return (
             f"accuracy {self.accuracy:.2%} ± {self.accuracy_error:.2%} ({self.correct:,} of {self.passages:,} "
-            f"passages), perplexity of the last word {self.perplexity:,.2f}"
+            f"passages), perplexity of the last word {perplexity_in_words(self.perplexity)}"
         )
 
 

@@ -44,6 +44,11 @@ class NothingScored(DataError):
     """Of what is to be evaluated no label counts."""
 
 
+def perplexity_in_words(perplexity: float) -> str:
+    """1,234.56, and 1.23e+30 where nobody counts digits."""
+    return f"{perplexity:,.2f}" if perplexity < 1e9 else f"{perplexity:.3g}"
+
+
 @dataclass(frozen=True)
 class Perplexity:
     """What an evaluation found, the same on every rank."""
@@ -73,9 +78,9 @@ class Perplexity:
 
     def summary(self) -> str:
         """One line for people."""
-        parts = [f"loss {self.loss:.4f}", f"perplexity {self.perplexity:,.2f}"]
+        parts = [f"loss {self.loss:.4f}", f"perplexity {perplexity_in_words(self.perplexity)}"]
         if self.word_perplexity is not None:
-            parts.append(f"{self.word_perplexity:,.2f} a word ({self.words:,} words)")
+            parts.append(f"{perplexity_in_words(self.word_perplexity)} a word ({self.words:,} words)")
         if self.bits_per_byte is not None:
             unchecked = "" if self.tokenizer_checked else ", tokenizer not checked"
             parts.append(f"{self.bits_per_byte:.4f} bits per byte ({self.bytes:,} bytes{unchecked})")

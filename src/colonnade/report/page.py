@@ -13,7 +13,7 @@ from colonnade.drawing.scale import length_of_time, percent, short
 from colonnade.launch.restart_policy import NO_RESTART
 from colonnade.report import gantt, happened, heat, memory, settings, sweep
 from colonnade.report.charts import charts, final, places
-from colonnade.report.record import Record
+from colonnade.report.record import Record, can_be_shown
 from colonnade.report.sweep import SweepRecord
 from colonnade.train.divergence import NO_ROLLBACK, has_returned
 from colonnade.train.interrupt import STOPPED
@@ -71,7 +71,7 @@ def _top(runs: Sequence[Record]) -> list[Html]:
 def _head(run: Record) -> Html:
     setup = run.setup
     words = [setup.get("layout"), setup.get("precision"), setup.get("device_name") or setup.get("device")]
-    if isinstance(setup.get("parameters"), int):
+    if can_be_shown(setup.get("parameters")):
         words.insert(0, f"{short(setup['parameters'])} parameters")
     about = " · ".join(str(word) for word in words if word)
     head = tag("h1", run.name, " ", tag("span", _state(run), class_=f"state {state_of(run)}"))

@@ -28,7 +28,13 @@ from colonnade.train.run_folder import was_asked_to_change
 EVENTS, THERMOMETERS, CONFIG = "events.jsonl", "thermometers.jsonl", "config.toml"
 PREDICTION, COMPARISON, PROFILE = "prediction.json", "comparison.json", "profile.json"
 LARGEST = 64 << 20  # bytes of a file that is read at once
+LARGEST_SHOWN = 1e300
 MOST_MEASURED = 100_000  # lines of thermometers: those that come after are left out
+
+
+def can_be_shown(value: Any) -> bool:
+    """Whether a value from a file is a number whose distance from others is one too."""
+    return is_number(value) and abs(value) < LARGEST_SHOWN
 
 
 @dataclass(frozen=True)
@@ -182,7 +188,7 @@ class _Columns:
 
     def append(self, line: Mapping[str, Any]) -> None:
         for name, value in line.items():
-            if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
+            if can_be_shown(value):
                 column = self._found.setdefault(name, array("d"))
                 if len(column) < self.lines:
                     column.extend([math.nan] * (self.lines - len(column)))

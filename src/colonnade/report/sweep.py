@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from colonnade.config.describe import as_toml
-from colonnade.config.numbers import counted, is_number
+from colonnade.config.numbers import counted
 from colonnade.drawing.document import notes
 from colonnade.drawing.html import Html, joined, table, tag
 from colonnade.drawing.scale import length_of_time, scale_of, short
 from colonnade.errors import ConfigError, hidden
 from colonnade.report.published import PUBLISHED, SOURCE, Published
+from colonnade.report.record import can_be_shown
 from colonnade.train.sweep import SEED, less_is_better
 from colonnade.train.tuning import COUNTED, DIVERGED, FAILED, SUMMARY
 
@@ -84,15 +85,15 @@ class SweepRecord:
         """The settings, the best first."""
         found: dict[str, list[dict[str, Any]]] = {}
         for point in self.points:
-            if point["state"] in COUNTED and is_number(point.get(self.score)):
+            if point["state"] in COUNTED and can_be_shown(point.get(self.score)):
                 found.setdefault(json.dumps(_values(point), sort_keys=True), []).append(point)
         groups = [
             Group(
                 _values(points[0]),
                 {
-                    name: Spread([float(each[name]) for each in points if is_number(each.get(name))])
+                    name: Spread([float(each[name]) for each in points if can_be_shown(each.get(name))])
                     for name in self.score_names
-                    if any(is_number(each.get(name)) for each in points)
+                    if any(can_be_shown(each.get(name)) for each in points)
                 },
                 [each["point"] for each in points],
             )
@@ -280,9 +281,9 @@ def _points(sweep: SweepRecord) -> Html:
 def _rows(sweep: SweepRecord) -> Iterator[list[object]]:
     for point in sweep.points:
         state = tag("span", str(point["state"]), class_="bad" if point["state"] in (DIVERGED, FAILED) else "")
-        scores = (f"{point[name]:.4f}" if is_number(point.get(name)) else "" for name in sweep.score_names)
+        scores = (f"{point[name]:.4f}" if can_be_shown(point.get(name)) else "" for name in sweep.score_names)
         step = f"{point['step']:,}" if isinstance(point.get("step"), int) else ""
-        seconds = length_of_time(float(point["seconds"])) if is_number(point.get("seconds")) else ""
+        seconds = length_of_time(float(point["seconds"])) if can_be_shown(point.get("seconds")) else ""
         yield [point["point"], state, step, *scores, seconds, str(point.get("reason") or "")]
 
 

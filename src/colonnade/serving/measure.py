@@ -16,7 +16,7 @@ from colonnade.evaluation.file import BATCH_SIZE, perplexity_of_file, perplexity
 from colonnade.evaluation.lambada import BATCH_SIZE as PASSAGES
 from colonnade.evaluation.lambada import evaluate_lambada
 from colonnade.evaluation.passages import examples, read_passages
-from colonnade.evaluation.perplexity import Perplexity
+from colonnade.evaluation.perplexity import Perplexity, perplexity_in_words
 from colonnade.evaluation.progress import Progress
 from colonnade.evaluation.wikitext import PAPER_STRIDE, PAPER_WINDOW, read_wikitext
 from colonnade.launch.launch import num_cores
@@ -127,10 +127,10 @@ def _wikitext(trained: Trained, mesh: Mesh, asked: Measurement, data: str) -> Me
     numbers["original_tokens"] = numbers.pop("words")
     numbers["token_perplexity"] = numbers.pop("perplexity")
     numbers = {"perplexity": numbers.pop("word_perplexity"), **numbers}
-    by_words = "too large to be told" if result.word_perplexity is None else f"{result.word_perplexity:,.2f}"
+    by_words = "too large to be told" if result.word_perplexity is None else perplexity_in_words(result.word_perplexity)
     line = (
         f"perplexity {by_words} ({test.original_tokens:,} original tokens, {result.tokens:,} scored; window "
-        f"{window:,} moved by {stride:,}; detokenizer {detokenizer}), {result.perplexity:,.2f} a token"
+        f"{window:,} moved by {stride:,}; detokenizer {detokenizer}), {perplexity_in_words(result.perplexity)} a token"
     )
     bits = "" if result.bits_per_byte is None else f", {result.bits_per_byte:.4f} bits per byte"
     return Measured("WikiText-103", parameters, numbers, line + bits, result.notes)

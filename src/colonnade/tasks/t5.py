@@ -19,6 +19,7 @@ from colonnade.config.model import ModelConfig
 from colonnade.data.rows import Samples
 from colonnade.data.t5_dataset import SpanRows
 from colonnade.errors import DataError
+from colonnade.evaluation.perplexity import perplexity_in_words
 from colonnade.kernels.dropout import Masks
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
@@ -99,8 +100,8 @@ class Written:
     def summary(self) -> str:
         """One line for people."""
         return (
-            f"loss {self.loss:.4f}, perplexity {self.perplexity:.2f}: {self.accuracy:.2%} of {self.tokens:,} tokens to "
-            "be written are right"
+            f"loss {self.loss:.4f}, perplexity {perplexity_in_words(self.perplexity)}: "
+            f"{self.accuracy:.2%} of {self.tokens:,} tokens to be written are right"
         )
 
 
