@@ -29,7 +29,9 @@ class Tracker(Protocol):
     name: str
 
     def open(self, first: int) -> None:
-        """Begin to write; `first`: the step that comes. What was written of it and of later ones is superseded."""
+        """Begin to write; `first`: the step that comes. What was written of it and of later ones is superseded, where a
+        program can take it back: in TensorBoard.
+        """
         ...
 
     def numbers(self, step: int, values: Numbers) -> None: ...
