@@ -573,6 +573,21 @@ def test_ids_urls_titles_and_other_keys_come_through(run: Run, write_lines: Any)
     assert kept["metadata"] == {"more": {"deep": [1]}, "odd": "\u00e9"}
 
 
+def test_one_key_may_be_the_id_and_the_url(run: Run, write_lines: Any) -> None:
+    """As in C4, whose rows have no id."""
+    path = write_lines("in.jsonl", [{"text": "t", "url": "http://x.org", "timestamp": "2019"}])
+    assert run(path, read={"id_key": "url", "title_key": "url"}).rows() == [
+        {
+            "text": "t",
+            "id": "http://x.org",
+            "source": "in",
+            "url": "http://x.org",
+            "title": "http://x.org",
+            "metadata": {"timestamp": "2019"},
+        }
+    ]
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_other_keys_are_written_so_that_everyone_reads_them(tmp_path: Path, run: Run, kind: str, form: str) -> None:

@@ -83,8 +83,8 @@ class Read(PipelineStep):
 
     def _named(self, line: int, text: str, values: dict[str, Any], split: InputSplit) -> Document:
         where = f"{line}" if not split.start else f"{split.start}+{line}"
-        given = {key: values.pop(key, None) for key in (self.read.id_key, self.read.url_key, self.read.title_key)}
-        identity, url, title = (_clean(value) for value in given.values())
+        keys = (self.read.id_key, self.read.url_key, self.read.title_key)  # two of them may be one
+        identity, url, title = (_clean(values.get(key)) for key in keys)
         about = {
             "source": split.source,
             "file": split.name,
@@ -94,7 +94,7 @@ class Read(PipelineStep):
             "title": title,
             "bytes": utf8_length(text),
             "tokens": None,
-            "extra": _as_json(values),
+            "extra": _as_json({key: value for key, value in values.items() if key not in keys}),
         }
         if identity is None:
             about["origin"] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
