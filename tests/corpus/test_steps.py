@@ -77,7 +77,9 @@ def test_every_identifier_knows_three_languages(library: str) -> None:
     assert identify("...")[1] < 0.65 or library not in ("cld2", "lingua", "langdetect")
 
 
-@pytest.mark.parametrize("character", "\x00\x08\x0b\x0c\x1f\x7f\x9f\ufdd0\ufffe\uffff\U0001ffff", ids=ascii)
+@pytest.mark.parametrize(
+    "character", "\x00\x08\x0b\x0c\x1f\x7f\x9f\ufdd0\ufffe\uffff\U0001ffff\U0002fffe\U0010ffff", ids=ascii
+)
 def test_a_character_that_cld2_refuses_is_not_shown_to_it(character: str) -> None:
     pytest.importorskip("pycld2")
     identify = identifier("cld2")

@@ -20,7 +20,8 @@ from colonnade.corpus.tally import Account
 from colonnade.errors import DataError
 
 UNKNOWN = "unknown"
-_NOT_FOR_CLD2 = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff\U0001fffe\U0001ffff]")
+_ENDS_OF_PLANES = "".join(chr(plane + last) for plane in range(0, 0x110000, 1 << 16) for last in (0xFFFE, 0xFFFF))
+_NOT_FOR_CLD2 = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufdd0-\ufdef{_ENDS_OF_PLANES}]")
 _ENOUGH = 20_000  # characters: more of a text does not change the answer
 _PACKAGES = {"cld2": "pycld2", "lingua": "lingua-language-detector"}
 
