@@ -251,6 +251,53 @@ def test_parquet_and_its_damage(tmp_path: Path, run: Run) -> None:
     assert run(tmp_path / "bad.parquet", folder="bad").reasons("read") == {"file damaged": 1}
 
 
+def test_a_value_that_python_cannot_hold_is_null(tmp_path: Path, run: Run) -> None:
+    hour = 3_600_000_000
+    columns = {
+        "text": ["one", "two"],
+        "year": pa.array([20_000 * 366 * 24 * hour, 0], pa.timestamp("us")),
+        "zone": pa.array([0, None], pa.timestamp("us", tz="No/Where")),
+        "day": pa.array([2**31 - 1, None], pa.date32()),
+        "fields": pa.StructArray.from_arrays([pa.array([1, None]), pa.array([3, 4])], names=["x", "x"]),
+        "sound": [1.5, None],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    first, second = run(tmp_path / "in.parquet").rows()
+    nothing = dict.fromkeys(["year", "zone", "day", "fields", "sound"])
+    assert (first["text"], first["metadata"]) == ("one", nothing | {"sound": 1.5})
+    assert (second["text"], second["metadata"]) == ("two", nothing | {"year": "1970-01-01 00:00:00"})
+
+
+def texts_of(*values: bytes | None) -> Any:
+    """A column of texts that need not be UTF-8."""
+    return pa.Array.from_buffers(pa.string(), len(values), pa.array(values, pa.binary()).buffers())
+
+
+@pytest.mark.parametrize("damaged", ["reject", "replace"])
+def test_a_text_of_a_parquet_file_that_is_not_utf8_costs_its_own_row_alone(
+    tmp_path: Path, run: Run, damaged: str
+) -> None:
+    columns = {
+        "text": texts_of(b"one", b"caf\xe9!", b"three", b"four", b"five"),
+        "url": texts_of(None, None, b"http://x.org/\xff", None, None),
+        "words": pa.ListArray.from_arrays([0, 0, 0, 0, 1, 2], texts_of(b"b\xe9", b"be")),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    result = run(tmp_path / "in.parquet", read={"damaged": damaged, "encoding": "koi8-r"})
+    told = [(entry["line"], entry["reason"], entry["detail"]) for entry in result.dropped("read")]
+    if damaged == "reject":
+        assert result.texts() == ["one", "five"]
+        assert told == [
+            (2, "not UTF-8", "byte 0xe9 at column 4"),
+            (3, "not UTF-8", "byte 0xff at column 14"),
+            (4, "not UTF-8", "byte 0xe9 at column 2"),
+        ]
+    else:
+        assert result.texts() == ["one", "caf\ufffd!", "three", "four", "five"] and not told
+        assert result.rows()[2]["url"] == "http://x.org/\ufffd"
+        assert [row["metadata"]["words"] for row in result.rows()] == [[], [], [], None, ["be"]]
+
+
 def test_parquet_is_read_below_a_folder_whose_name_is_not_utf8(tmp_path: Path, run: Run) -> None:
     folder = tmp_path / "in" / os.fsdecode(b"caf\xe9")
     folder.mkdir(parents=True)

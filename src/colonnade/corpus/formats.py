@@ -29,6 +29,8 @@ KINDS = {
 KINDS_IN_WORDS = f"{', '.join(KINDS)}, all but .parquet also followed by {', '.join(COMPRESSIONS)} or within {ZIP}"
 _TALKERS = ("trafilatura", "htmldate", "courlan", "justext", "charset_normalizer", "warcio")
 _BATCH_ROWS = 256
+_NOT_HELD = (ArithmeticError, LookupError, NotImplementedError, ValueError)
+"""What pyarrow raises for a value that Python cannot hold: a year above 9999, an unknown zone, fields of one name."""
 _PIECE = 1 << 20
 _GROUP_BYTES = 4 << 30
 
@@ -113,11 +115,39 @@ def _parquet(split: InputSplit, read: ReadStep) -> Iterator[Row | Reject]:
                     number += count
                     continue
                 for batch in table.iter_batches(_BATCH_ROWS, row_groups=[group], use_threads=False):
-                    for values in batch.to_pylist():
-                        number += 1
-                        yield Row(number, values)
+                    yield from _table_rows(batch, number + 1, read)
+                    number += batch.num_rows
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         yield Reject(number + 1, "file damaged", f"{_first_line(error)}; all rows before are read")
+
+
+def _table_rows(batch: Any, first: int, read: ReadStep) -> Iterator[Row | Reject]:
+    """The rows of a part of a table, by number; one value after the other where there are some that are not sound."""
+    try:
+        found = batch.to_pylist()
+    except _NOT_HELD:
+        pass
+    else:
+        yield from (Row(number, values) for number, values in enumerate(found, first))
+        return
+    for number, values in enumerate(zip(*batch.columns, strict=True), first):
+        try:
+            yield Row(number, {name: _value(each, read) for name, each in zip(batch.schema.names, values, strict=True)})
+        except UnicodeDecodeError as error:
+            yield not_encoded(error, number, "utf-8")
+
+
+def _value(stored: Any, read: ReadStep) -> Any:
+    """A value of a table as Python has it, None where Python has none. Raises UnicodeDecodeError for a damaged text."""
+    try:
+        return stored.as_py()
+    except UnicodeDecodeError as error:
+        if read.damaged == "reject":
+            raise
+        is_text = not importlib.import_module("pyarrow").types.is_nested(stored.type)
+        return error.object.decode("utf-8", "replace") if is_text else None
+    except _NOT_HELD:
+        return None
 
 
 def _warc(content: Iterator[bytes], read: ReadStep) -> Iterator[Row | Reject]:
@@ -163,7 +193,7 @@ def _page(record: Any, number: int, read: ReadStep) -> Row | Reject:
         try:
             text = decoded(body, read)
         except UnicodeDecodeError as error:
-            return not_encoded(error, number, read)
+            return not_encoded(error, number, read.encoding)
     else:
         if refused := _no_page(record.http_headers):
             return Reject(number, "not a page", refused)

@@ -73,7 +73,7 @@ def whole_text(content: Iterator[bytes], read: ReadStep) -> Iterator[Row | Rejec
         yield Row(1, {read.key: decoded(data, read)})
     except UnicodeDecodeError as error:
         line, column = data.count(b"\n", 0, error.start) + 1, error.start - data.rfind(b"\n", 0, error.start)
-        found = _not_encoded(error, line, column, read)
+        found = _not_encoded(error, line, column, read.encoding)
         yield found._replace(detail=f"{found.detail}; {TEXT_LEFT_OUT}")
     if damage:
         yield broken_off(damage[0], 1, TEXT_READ)
@@ -119,9 +119,9 @@ def _kind_of_damage(error: Damaged) -> str:
     return next((kind for kind in known if str(error).startswith(kind)), "damaged")
 
 
-def not_encoded(error: UnicodeDecodeError, line: int, read: ReadStep) -> Reject:
-    """What is said of bytes that are not in the encoding, by their place in a line or record."""
-    return _not_encoded(error, line, error.start + 1, read)
+def not_encoded(error: UnicodeDecodeError, line: int, encoding: str) -> Reject:
+    """What is said of bytes that are not in the encoding, by their place in a line, record or value."""
+    return _not_encoded(error, line, error.start + 1, encoding)
 
 
 def _row(line: Line, read: ReadStep, *, as_json: bool, first: bool) -> Iterator[Row | Reject]:
@@ -135,7 +135,7 @@ def _row(line: Line, read: ReadStep, *, as_json: bool, first: bool) -> Iterator[
         text = decoded(data, read)
         yield Row(line.number, _json_object(text) if as_json else {read.key: text.strip()})
     except UnicodeDecodeError as error:
-        yield not_encoded(error, line.number, read)
+        yield not_encoded(error, line.number, read.encoding)
     except _NoObjectError as error:
         yield Reject(line.number, *error.args)
 
@@ -158,9 +158,9 @@ def _json_object(text: str) -> dict[str, Any]:
     return row
 
 
-def _not_encoded(error: UnicodeDecodeError, line: int, column: int, read: ReadStep) -> Reject:
+def _not_encoded(error: UnicodeDecodeError, line: int, column: int, encoding: str) -> Reject:
     place = f"byte {error.object[error.start]:#04x} at column {column:,}"
-    return Reject(line, f"not {read.encoding.upper()}", place)
+    return Reject(line, f"not {encoding.upper()}", place)
 
 
 def _kind_of_value(value: Any) -> str:
