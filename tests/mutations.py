@@ -4348,9 +4348,9 @@ MUTATIONS = [
     ),
     Mutation(
         "no document is tokenized that is longer than cleaning's 16 MiB",
-        "corpus/documents.py",
-        "read = ReadStep.model_construct(paths=[str(chunk.path)], key=key, max_bytes=sys.maxsize)",
-        "read = ReadStep.model_construct(paths=[str(chunk.path)], key=key)",
+        "corpus/rows.py",
+        "return ReadStep.model_construct(paths=[], key=key, max_bytes=sys.maxsize - 1)",
+        "return ReadStep.model_construct(paths=[], key=key)",
         ("tests/corpus/test_documents.py",),
     ),
     Mutation(

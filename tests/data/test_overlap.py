@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from colonnade.corpus.recipe import ReadStep
 from colonnade.data.indexed import HEADER, TokenFile, idx_path
 from colonnade.data.overlap import overlap
 from colonnade.data.sidecar import read_sidecar
@@ -36,6 +38,24 @@ def test_documents_and_lines_of_all_files_are_counted(tmp_path: Path) -> None:
     assert (found.documents, found.documents_touched, found.rejected) == (4, 3, 3)
     assert "(3; in 1 of 2 passages, from 3 of 4 documents); 3 lines of the corpus are no documents" in found.summary()
     assert found.as_json()["share"] == 0.5
+
+
+def test_no_document_is_too_long_to_compare(tmp_path: Path) -> None:
+    """As for tokenizing, which reads texts that cleaning rejects unless it is told otherwise."""
+    (tmp_path / "corpus.txt").write_text(EXAM + " " * ReadStep(paths=["in"]).max_bytes)
+    found = overlap([tmp_path / "corpus.txt"], lines(tmp_path / "exam.jsonl", EXAM))
+    assert (found.documents, found.rejected, found.share) == (1, 0, 1.0)
+
+
+def test_files_whose_names_are_not_utf8_are_compared(tmp_path: Path) -> None:
+    corpus = lines(tmp_path / os.fsdecode(b"caf\xe9.jsonl"), EXAM)
+    assert overlap([corpus], lines(tmp_path / "exam.jsonl", EXAM)).share == 1.0
+
+
+def test_records_of_any_kind_of_file_are_compared(tmp_path: Path) -> None:
+    head = f"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Record-ID: <urn:1>\r\nContent-Length: {len(EXAM)}\r\n\r\n"
+    (tmp_path / "corpus.warc").write_text(f"{head}{EXAM}\r\n\r\n")
+    assert overlap([tmp_path / "corpus.warc"], lines(tmp_path / "exam.jsonl", EXAM)).share == 1.0
 
 
 def test_the_text_is_that_of_the_key_in_both(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ What is a document, and what is said of what is none, is decided in `rows`, and 
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from colonnade.corpus.rows import (
     Row,
     broken_off,
     line_rows,
+    of_any_length,
     text_of,
     unreadable,
     whole_text,
@@ -150,8 +150,7 @@ def chunks(paths: Sequence[Path], behind: Place = BEGIN) -> Iterator[Chunk]:
 
 def parse(chunk: Chunk, key: str) -> Iterator[str | Rejected]:
     """The documents of a chunk, and what is none. Of documents without text "" is given."""
-    # not validated: a path need not be UTF-8
-    read = ReadStep.model_construct(paths=[str(chunk.path)], key=key, max_bytes=sys.maxsize)
+    read = of_any_length(key)
     for row in _rows(chunk, read):
         text = text_of(row, read) if isinstance(row, Row) else row
         if isinstance(text, str):

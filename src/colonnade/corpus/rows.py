@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -41,6 +42,11 @@ class Reject(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}" if self.detail else self.reason
+
+
+def of_any_length(key: str) -> ReadStep:
+    """How documents are read where nothing is cleaned: those under a key, and none is too long."""
+    return ReadStep.model_construct(paths=[], key=key, max_bytes=sys.maxsize - 1)  # one more byte is asked for
 
 
 def line_rows(content: Iterator[bytes], read: ReadStep, *, as_json: bool, first: bool) -> Iterator[Row | Reject]:

@@ -21,7 +21,7 @@ from colonnade.config.numbers import counted
 from colonnade.corpus.formats import InputSplit, content_of, rows
 from colonnade.corpus.plan import splits_of
 from colonnade.corpus.recipe import ReadStep
-from colonnade.corpus.rows import Reject, broken_off, text_of, unreadable
+from colonnade.corpus.rows import Reject, broken_off, of_any_length, text_of, unreadable
 from colonnade.corpus.streams import Damaged
 from colonnade.corpus.testsets import contained, passages
 from colonnade.corpus.words import Hashes, WordHashes, ngram_hashes, spans_of, union
@@ -114,7 +114,7 @@ def overlap(
     if not places:
         raise DataError(f"{test} has no passage of {ngram} words or more. Set a smaller --ngram.")
     wanted = union(places)
-    read = ReadStep(paths=[str(path) for path in corpus], key=key)
+    read = of_any_length(key)
     splits = [(path, split) for path in corpus for split in _splits(path, tokenizer)]
     seen, touched, first_rejected = np.zeros(len(wanted), np.bool_), 0, dict[Path, str]()
     documents, rejected = Counter[Path](), Counter[Path]()
