@@ -213,6 +213,16 @@ def test_a_folder_keeps_one_run(tmp_path: Path, run: Run, corpus: Path) -> None:
     run(corpus, repair={})
 
 
+def test_a_run_is_not_taken_up_with_its_parts_in_another_order(run: Run, write_lines: Any) -> None:
+    """Which document falls into which part goes by that."""
+    path = write_lines("in.jsonl", [f"document {number}" for number in range(9)])
+    shares = {"train": 3.0, "held-out": 1.0}
+    run(path, split={"shares": shares}, deduplicate={})
+    with pytest.raises(DataError, match=r"the order of split\.shares was train, held-out and is held-out, train\. "):
+        run(path, split={"shares": dict(reversed(shares.items()))}, deduplicate={})
+    assert "nothing is left to do" in run(path, split={"shares": shares}, deduplicate={}).said
+
+
 def test_a_run_is_not_taken_up_with_other_tasks(run: Run, write_lines: Any) -> None:
     """Files as they are, shared out in another way: what the first task has done is not what it would do now."""
     inputs = [write_lines(f"{name}.jsonl", [f"document {name}"]) for name in "abc"]

@@ -30,6 +30,9 @@ class _Stamp(NamedTuple):
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What was changed between two runs, by what is stored of them; never empty."""
     found = [*_of_recipes(old["recipe"], new["recipe"])]
+    before, after = parts_in_order(old), parts_in_order(new)
+    if before != after and sorted(before) == sorted(after):
+        found.append(f"the order of split.shares was {', '.join(before)} and is {', '.join(after)}")
     for name, stamps in ((INPUTS, _of_inputs), (NAMED_FILES, _of_named_files)):
         if old.get(name) != new.get(name):
             changed = _of_files(stamps(old.get(name, ())), stamps(new.get(name, ())))
@@ -40,6 +43,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     if old.get(TOKENIZERS) != new.get(TOKENIZERS):
         found.append(f"{TOKENIZERS} have changed")
     return found or ["it was made by another version"]
+
+
+def parts_in_order(stored: Mapping[str, Any]) -> list[str]:
+    """The parts of a run, by what is stored of it: which one a document falls into goes by their order."""
+    return [*(stored["recipe"].get("split") or {}).get("shares", ())]
 
 
 def _of_recipes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from colonnade.atomic import written
 from colonnade.corpus.archives import members
-from colonnade.corpus.differences import TOKENIZERS, differences
+from colonnade.corpus.differences import TOKENIZERS, differences, parts_in_order
 from colonnade.corpus.duplicates import INDEX_METADATA, PARTIAL, index_metadata, index_part
 from colonnade.corpus.folders import entries
 from colonnade.corpus.formats import KINDS_IN_WORDS, InputSplit, kind_of
@@ -78,17 +78,18 @@ def keep_plan(plan: Plan, recipe: Recipe) -> Plan:
             stream.write(json.dumps(content, indent=1).encode())
         return plan
     stored: dict[str, Any] = json.loads(path.read_bytes())
-    if stored["identity"] != plan.identity:
+    if stored["identity"] != plan.identity or parts_in_order(stored["facts"]) != parts_in_order(metadata):
         raise DataError(
             f"{recipe.write.folder} holds another run: {'; '.join(differences(stored['facts'], metadata))}. "
-            f"Undo that to go on with it, or set write.folder to a new folder{_and_index(recipe, stored['identity'])}."
+            "Undo that to go on with it, or set write.folder to a new "
+            f"folder{_and_index(plan, recipe, stored['identity'])}."
         )
     return replace(plan, index=tuple(stored["index"]))
 
 
-def _and_index(recipe: Recipe, identity: str) -> str:
+def _and_index(plan: Plan, recipe: Recipe, identity: str) -> str:
     """What else a new run needs where the index has what another one kept."""
-    if recipe.deduplicate is None or recipe.deduplicate.index is None:
+    if identity == plan.identity or recipe.deduplicate is None or recipe.deduplicate.index is None:
         return ""
     part = index_part(recipe.deduplicate.index, identity)
     if not part.exists():

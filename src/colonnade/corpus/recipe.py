@@ -173,7 +173,7 @@ class SplitStep(Section):
     enabled: bool = True
     """Run this step."""
     shares: Annotated[dict[str, Annotated[float, Gt(0)]], MinLen(1)] = {"train": 29.0, "validation": 1.0}
-    """[proportions] Parts by name, and their shares."""
+    """[proportions] Parts by name, and their shares. In another order they are another split."""
     seed: CountOrZero = 1234
     """[number] Another seed gives another split."""
 
