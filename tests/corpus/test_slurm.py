@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import sys
@@ -135,6 +136,21 @@ def test_a_folder_with_jobs_in_the_queue_takes_no_others(tmp_path: Path, cluster
     with pytest.raises(LockError, match=r"in use by 2 Slurm jobs \(1000_2, 1003_\[0-2\]\).*scancel 1000 1001 "):
         start(corpus, tmp_path / "out")
     assert "--jobs=1000,1001," in (tmp_path / "asked").read_text()
+
+
+def test_a_job_is_written_down_before_the_next_one_is_submitted(tmp_path: Path, cluster: Cluster, corpus: Path) -> None:
+    """However the command ends meanwhile, the next start knows of all that Slurm has taken."""
+    known = tmp_path / "known"
+    known.write_text("")
+    cluster.command(
+        "sbatch",
+        f"#!/bin/bash\nn=$(wc -l < {known})\ncat {tmp_path}/out/state/jobs.json >> {known}\necho >> {known}\n"
+        "echo Submitted batch job $((1000 + n))\n",
+    )
+    start(corpus, tmp_path / "out")
+    jobs = [str(1000 + number) for number in range(11)]
+    assert [json.loads(line or "[]") for line in known.read_text().splitlines()] == [jobs[:n] for n in range(11)]
+    assert json.loads((tmp_path / "out" / "state" / "jobs.json").read_text()) == jobs
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def submit(recipe: Recipe, planned: list[CleaningStage], folder: Path) -> str:
         raise DataError(
             'run.executor = "slurm" needs `sbatch`, which is not on this machine. Start it on a login node.'
         )
-    after, jobs = list[str](), list[str]()
+    jobs, after = list[str](), list[str]()
     try:
         for stage in planned:
             executor: Any = slurm_executor(
@@ -120,16 +120,13 @@ def submit(recipe: Recipe, planned: list[CleaningStage], folder: Path) -> str:
                 name=stage.name,
                 after=after,
             )
-            try:
-                executor.launch_job()
-            finally:
-                jobs += executor.job_ids
-            after = executor.job_ids or after
+            before = len(jobs)
+            for job in executor.submitted():
+                jobs.append(job)
+                remember_jobs(folder, jobs)
+            after = jobs[before:] or after
     except subprocess.CalledProcessError as error:
         raise DataError(not_taken(stage.name, error.returncode, jobs)) from error
-    finally:
-        if jobs:
-            remember_jobs(folder, jobs)
     if not jobs:
         return _nothing_left(folder)
     return f"{len(jobs)} jobs are submitted (see `squeue`). The last one writes {folder / MANIFEST}."

@@ -16,6 +16,7 @@ import math
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,11 @@ class SlurmExecutor(SlurmPipelineExecutor):
 
     def __init__(self, *arguments: Any, after: list[str], **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self.after, self.job_ids = after, list[str]()
+        self.after = after
 
-    def launch_job(self) -> None:
-        """Submits the tasks that are missing; `job_ids` are the arrays' numbers, none where nothing is missing."""
+    def submitted(self) -> Iterator[str]:
+        """Submits the tasks that are missing, one array after the other, and gives the number of each once Slurm has
+        taken it; none where nothing is missing."""
         missing: list[int] = self.get_incomplete_ranks()
         if not missing:
             return
@@ -53,7 +55,7 @@ class SlurmExecutor(SlurmPipelineExecutor):
             # sbatch takes quotes as a shell does
             options = {name: value and shlex.quote(str(value)) for name, value in self.get_sbatch_args(size).items()}
             content = self.get_launch_file_contents(options, script)
-            self.job_ids.append(launch_slurm_job(content, self.job_id_retriever, *arguments))
+            yield launch_slurm_job(content, self.job_id_retriever, *arguments)
 
 
 def _dump(executor: Any, stream: Any) -> None:
