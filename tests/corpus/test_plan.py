@@ -198,6 +198,26 @@ def test_a_tokenizer_is_all_of_its_files(
     assert make_plan(recipe).identity != before
 
 
+def test_what_a_run_writes_beside_its_tokenizer_makes_no_other_run(
+    tmp_path: Path, write_lines: Callable[..., Path]
+) -> None:
+    """The result, and the index of what was kept."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "tokenizer.json").touch()
+    run, index = {"tokenizer": str(tmp_path / "folder")}, tmp_path / "folder" / "index"
+    recipe = make_recipe(
+        write_lines("in.jsonl", ["a"]), folder=tmp_path / "folder" / "out", run=run, deduplicate={"index": str(index)}
+    )
+    kept = keep_plan(make_plan(recipe), recipe)
+    index.mkdir()
+    for name in ("index/part", "out/manifest.json"):
+        (tmp_path / "folder" / name).touch()
+    assert keep_plan(make_plan(recipe), recipe) == kept
+    (tmp_path / "folder" / "tokenizer_config.json").touch()
+    with pytest.raises(DataError, match=r"named files have changed: tokenizer_config\.json of .*folder \(new\)"):
+        keep_plan(make_plan(recipe), recipe)
+
+
 @pytest.mark.parametrize("place", ["vocab.json", ""])
 def test_what_lies_beside_a_vocabulary_makes_another_run_only_where_it_makes_another_tokenizer(
     tmp_path: Path, write_lines: Callable[..., Path], tokenizer: Tokenizer, place: str

@@ -149,7 +149,7 @@ def _overlaps(recipe: Recipe) -> Iterator[str]:
     """A result within what is read, and inputs within each other."""
     paths = recipe.read.paths if recipe.read else []
     for folder in dict.fromkeys(paths):
-        if recipe.write and _is_within(recipe.write.folder, folder):
+        if recipe.write and is_within(recipe.write.folder, folder):
             yield (
                 f"write.folder = {as_toml(recipe.write.folder)} is within {folder}, a folder of read.paths: when the "
                 "command is started again, what it has written there would be read as text. Set write.folder to a "
@@ -158,7 +158,7 @@ def _overlaps(recipe: Recipe) -> Iterator[str]:
     yield from (f"read.paths names {named}" for named in named_twice([path for path in paths if Path(path).exists()]))
 
 
-def _is_within(path: str, folder: str) -> bool:
+def is_within(path: str, folder: str) -> bool:
     """Whether a path, which need not be there, is a folder or below it, links and dots followed."""
     if not Path(folder).is_dir():
         return False

@@ -17,7 +17,7 @@ from colonnade.corpus.differences import TOKENIZERS, differences, parts_in_order
 from colonnade.corpus.duplicates import INDEX_METADATA, PARTIAL, index_metadata, index_part
 from colonnade.corpus.folders import entries
 from colonnade.corpus.formats import KINDS_IN_WORDS, InputSplit, kind_of
-from colonnade.corpus.load import files_of, source_of
+from colonnade.corpus.load import files_of, is_within, source_of
 from colonnade.corpus.recipe import Recipe
 from colonnade.corpus.streams import Damaged
 from colonnade.corpus.tasks import store_tasks
@@ -192,7 +192,11 @@ def _metadata(recipe: Recipe, tasks: Sequence[Sequence[InputSplit]], tokenizers:
     content["run"] = {key: value for key, value in content["run"].items() if key in ("piece_bytes", "tokenizer")}
     content["write"].pop("folder")
     inputs = [asdict(split) for task in tasks for split in task]
-    found = {"recipe": content, "inputs": inputs, "named files": {path: _stamp(path) for path in _named(recipe)}}
+    found = {
+        "recipe": content,
+        "inputs": inputs,
+        "named files": {path: _stamp(path, recipe) for path in _named(recipe)},
+    }
     return {**found, TOKENIZERS: tokenizers} if tokenizers else found
 
 
@@ -211,8 +215,11 @@ def _named(recipe: Recipe) -> list[str]:
     return sorted({path for path in found if path})
 
 
-def _stamp(path: str) -> list[list[Any]]:
-    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files_of(path)]
+def _stamp(path: str, recipe: Recipe) -> list[list[Any]]:
+    """Of all files of a name but those that the run itself writes there."""
+    written_to = [recipe.write.folder, recipe.deduplicate.index if recipe.deduplicate else None]
+    found = [file for file in files_of(path) if not any(place and is_within(str(file), place) for place in written_to)]
+    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in found]
 
 
 def _index_parts(recipe: Recipe, identity: str) -> tuple[str, ...]:
