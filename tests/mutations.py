@@ -10147,9 +10147,9 @@ MUTATIONS = [
     ),
     Mutation(
         "the folder of a cleaning run that kept nothing is read with its state and what it dropped",
-        "corpus/documents.py",
-        "    if parts is not None:",
-        "    if parts:",
+        "corpus/folders.py",
+        "        if parts is not None or path",
+        "        if parts or path",
         ("tests/corpus/test_documents.py",),
     ),
     Mutation(

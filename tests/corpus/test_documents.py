@@ -9,6 +9,7 @@ import json
 import lzma
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -22,6 +23,7 @@ from colonnade.corpus.documents import Rejected, chunks, expand, look_at, parse,
 from colonnade.corpus.plan import keep_plan
 from colonnade.corpus.recipe import ReadStep
 from colonnade.corpus.streams import Damaged, HashedFile
+from colonnade.data.overlap import overlap
 from colonnade.errors import DataError
 from tests.corpus.recipes import Result
 from tests.disks import FailingDisk
@@ -219,14 +221,46 @@ def test_all_parts_of_a_cleaning_run_are_not_read_as_one(tmp_path: Path) -> None
     assert expand([tmp_path / "train"]) == [tmp_path / "train" / "00000.jsonl"]
 
 
+def test_a_cleaning_run_is_not_read_as_one_wherever_it_stands_and_however_far_it_is(
+    tmp_path: Path, run: Callable[..., Result]
+) -> None:
+    """Neither by tokenizing nor by cleaning and comparing."""
+    (tmp_path / "a.jsonl").write_text('{"text": "one two three"}\n')
+    folder = run(tmp_path / "a.jsonl", folder="all/web").folder
+    exam, name = tmp_path / "exam.jsonl", re.escape(str(folder))
+    exam.write_text('{"text": "one two three"}\n')
+
+    def refused(place: Path, said: str) -> None:
+        for read in (
+            lambda: look_at([place]),
+            lambda: run(place, folder="again"),
+            lambda: overlap([place], exam, ngram=3),
+        ):
+            with pytest.raises(DataError, match=said):
+                read()
+
+    refused(folder, rf"^{name} is the write\.folder of .* Name one of its parts: {name}/train\.$")
+    above = rf"^{name[:-4]} has files of {name}, the write\.folder of .*"
+    refused(folder.parent, rf"{above} Name one of its parts: {name}/train\.$")
+    (folder / "manifest.json").unlink()
+    unfinished = r"has not finished: start it again, and name one of its parts then\.$"
+    refused(folder, rf"^{name} is the write\.folder of .* The run {unfinished}")
+    refused(folder.parent, rf"{above} The run {unfinished}")
+    refused(folder / "state", rf"^{name}/state has files of {name}, the write\.folder of .* The run {unfinished}")
+    assert run(folder / "train", folder="again").texts() == ["one two three"]
+    assert overlap([folder / "train"], exam, ngram=3).share == 1.0
+
+
 def test_what_a_cleaning_run_that_kept_nothing_has_dropped_is_not_read(
     tmp_path: Path, run: Callable[..., Result]
 ) -> None:
     (tmp_path / "a.jsonl").write_text('{"other": "words"}\n')
     folder = run(tmp_path / "a.jsonl").folder
     assert list((folder / "dropped").rglob("*.jsonl.gz"))
-    with pytest.raises(DataError, match=r"Name one of its parts: it kept no document, and has none\.$"):
-        look_at([folder])
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"Name one of its parts: it kept no document, and has none\.$"):
+            look_at([folder])
+        shutil.rmtree(folder / "state", ignore_errors=True)  # which a user may do
 
 
 def test_inputs_that_are_none(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from colonnade.corpus.folders import cleaned_parts, entries, named_twice
+from colonnade.corpus.folders import inputs_in, named_twice
 from colonnade.corpus.formats import KINDS, kind_of
 from colonnade.corpus.recipe import ReadStep
 from colonnade.corpus.rows import (
@@ -113,8 +113,7 @@ def look_at(inputs: Iterable[str | Path]) -> Found:
     named = [Path(each) for each in inputs]
     for path in named:
         if path.is_dir():
-            _check_not_all_parts(path)
-            inside = entries(path)
+            inside = inputs_in(path)
             found = [entry.path for entry in inside if not entry.aside and _kind(entry.path) is not None]
             if not found:
                 raise DataError(f"{path} is a folder without documents: no {_known()} in it.")
@@ -238,16 +237,6 @@ def _whole_lines(content: Iterator[bytes]) -> Iterator[tuple[bytes, Damaged | No
 def _kind(path: Path) -> str | None:
     kind = kind_of(path)
     return kind[0] if kind is not None and kind[0] in _READ else None
-
-
-def _check_not_all_parts(folder: Path) -> None:
-    parts = cleaned_parts(folder)
-    if parts is not None:
-        raise DataError(
-            f"{folder} is the write.folder of a run of `colonnade data clean`: what it trains and tests on, what it "
-            f"dropped and its own state would be read together. Name one of its parts: "
-            f"{', '.join(str(folder / part) for part in parts) or 'it kept no document, and has none'}."
-        )
 
 
 def _not_read(path: Path) -> str:

@@ -9,8 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from colonnade.errors import DataError
+
 MANIFEST, COMMAND = "manifest.json", "data clean"
 """What a cleaning run says of itself in its write.folder, and whose it is."""
+RUN_FILE = Path("state", "run.json")
+"""Where a write.folder says which run it holds, from its beginning on."""
 
 
 class Entry(NamedTuple):
@@ -24,6 +28,28 @@ class Entry(NamedTuple):
 def entries(folder: Path) -> list[Entry]:
     """All that is in a folder, by name. Links to folders are not followed: they may lead anywhere, and in circles."""
     return sorted(_entries(folder))
+
+
+def inputs_in(folder: Path) -> list[Entry]:
+    """All that is in a folder that is to be read, by name. Raises DataError where a cleaning run writes in it."""
+    found = entries(folder)
+    for path in (entry.path for entry in found if entry.path.name in (MANIFEST, RUN_FILE.name)):
+        run = path.parent if path.name == MANIFEST else path.parent.parent
+        parts = cleaned_parts(run)
+        if parts is not None or path == run / RUN_FILE:
+            raise DataError(
+                f"{folder} {'is' if run == folder else f'has files of {run},'} the write.folder of a run of `colonnade "
+                "data clean`: what it trains and tests on, what it dropped and its own state would be read together. "
+                f"{_instead(run, parts)}"
+            )
+    return found
+
+
+def _instead(run: Path, parts: Sequence[str] | None) -> str:
+    if parts is None:
+        return "The run has not finished: start it again, and name one of its parts then."
+    named = ", ".join(str(run / part) for part in parts)
+    return f"Name one of its parts: {named or 'it kept no document, and has none'}."
 
 
 def cleaned_parts(folder: Path) -> list[str] | None:

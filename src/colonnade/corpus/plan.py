@@ -15,7 +15,7 @@ from colonnade.atomic import written
 from colonnade.corpus.archives import members
 from colonnade.corpus.differences import TOKENIZERS, differences, parts_in_order
 from colonnade.corpus.duplicates import INDEX_METADATA, PARTIAL, index_metadata, index_part
-from colonnade.corpus.folders import entries
+from colonnade.corpus.folders import RUN_FILE, entries, inputs_in
 from colonnade.corpus.formats import KINDS_IN_WORDS, InputSplit, kind_of
 from colonnade.corpus.load import files_of, is_within, source_of
 from colonnade.corpus.recipe import Recipe
@@ -103,7 +103,7 @@ def _and_index(plan: Plan, recipe: Recipe, identity: str) -> str:
 
 def run_file(folder: Path) -> Path:
     """Where a write.folder says which run it holds."""
-    return folder / "state" / "run.json"
+    return folder / RUN_FILE
 
 
 def splits_of(path: str, piece_bytes: int) -> list[InputSplit]:
@@ -134,7 +134,7 @@ def left_aside(paths: Sequence[str]) -> dict[str, int]:
 def _files(path: str) -> list[Path]:
     """A file, or all files in a folder, by name."""
     place = Path(path)
-    return [place] if place.is_file() else [entry.path for entry in entries(place) if not entry.aside]
+    return [place] if place.is_file() else [entry.path for entry in inputs_in(place) if not entry.aside]
 
 
 def _cut(file: Path, source: str, piece_bytes: int) -> list[InputSplit]:
