@@ -93,6 +93,19 @@ def test_a_flipped_bit_and_foreign_bytes_are_told(compression: str) -> None:
     assert got == b"ok" and why
 
 
+@pytest.mark.parametrize("compression", COMPRESSED)
+@pytest.mark.parametrize("behind", [b"\n", b"\r\n", b"abc"], ids=["one", "two", "three"])
+def test_a_few_foreign_bytes_are_told_from_a_stream_that_is_cut_short(compression: str, behind: bytes) -> None:
+    packed = PACK[compression](b"whole")
+    with pytest.raises(Damaged, match=r"^foreign bytes stand behind its end$") as caught:
+        unpacked(packed + behind, compression)
+    assert caught.value.ended
+    for kept in (1, 2, 5):
+        with pytest.raises(Damaged, match=r"^cut short") as caught:
+            unpacked(packed + packed[:kept], compression)
+        assert not caught.value.ended
+
+
 @pytest.mark.parametrize("compression", [".gz", ".xz"])
 def test_damage_within_a_later_stream_is_no_foreign_end(compression: str) -> None:
     """Something of it was given: the file is not whole before it."""

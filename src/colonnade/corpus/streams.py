@@ -19,8 +19,11 @@ from colonnade.errors import DataError
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 _BLOCK = 1 << 20
+_BEGINNINGS = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\0"}
+"""Of streams whose decoders wait for more before they refuse a single foreign byte."""
 BOMB_BYTES = 1 << 30  # below that, no expansion is worth stopping for
 _WINDOW = 128 << 20  # memory that a decoder may ask for
+_FOREIGN = "foreign bytes stand behind its end"
 _NEEDS_MORE = ("Memory usage limit exceeded", "Frame requires too much memory")  # as .xz and .zst say it
 
 
@@ -89,7 +92,8 @@ def blocks(file: HashedFile, compression: str, *, max_expansion: int = 1_100) ->
         return
     make, feed_size, faults = _decoders(compression)
     taken = given = 0
-    for consumed, data in _decoded(file, make, feed_size, faults, padded=compression in (".gz", ".xz")):
+    beginning, padded = _BEGINNINGS.get(compression, b""), compression in (".gz", ".xz")
+    for consumed, data in _decoded(file, make, feed_size, faults, beginning=beginning, padded=padded):
         taken, given = taken + consumed, given + len(data)
         if given > BOMB_BYTES and given > max_expansion * (taken + feed_size):
             raise Damaged(f"expands more than {max_expansion:,}-fold: a decompression bomb")
@@ -166,10 +170,16 @@ def _decoders(compression: str) -> tuple[Callable[[], Any], int, tuple[type[Exce
 
 
 def _decoded(
-    file: HashedFile, make: Callable[[], Any], feed_size: int, faults: tuple[type[Exception], ...], *, padded: bool
+    file: HashedFile,
+    make: Callable[[], Any],
+    feed_size: int,
+    faults: tuple[type[Exception], ...],
+    *,
+    beginning: bytes,
+    padded: bool,
 ) -> Iterator[tuple[int, bytes]]:
     """(bytes consumed, bytes given), over all the streams that stand one after the other in a file."""
-    decoder, started, num_streams, num_given = make(), False, 0, 0
+    decoder, started, num_streams, num_given, head = make(), False, 0, 0, b""
     data = file.read(feed_size)
     while data:
         if padded and num_streams and not started:
@@ -177,7 +187,7 @@ def _decoded(
             started = bool(data)
             data = data or file.read(feed_size)
             continue
-        started = True
+        started, head = True, (head + data)[: len(beginning)]
         try:
             for given in _given(decoder, data):
                 num_given += len(given)
@@ -189,13 +199,15 @@ def _decoded(
                     "with `xz -d` or `zstd -d --long=31`"
                 ) from error
             foreign = num_streams > 0 and not num_given
-            what = "foreign bytes stand behind its end" if foreign else f"damaged: {error}"
+            what = _FOREIGN if foreign else f"damaged: {error}"
             raise Damaged(what, ended=foreign) from error
         rest = decoder.unused_data if decoder.eof else b""
         yield len(data) - len(rest), b""
         if decoder.eof:
-            decoder, started, num_streams, num_given = make(), False, num_streams + 1, 0
+            decoder, started, num_streams, num_given, head = make(), False, num_streams + 1, 0, b""
         data = rest or file.read(feed_size)
+    if started and num_streams and not beginning.startswith(head):
+        raise Damaged(_FOREIGN, ended=True)
     if started or not num_streams:
         raise Damaged("cut short: it ends in the middle of a compressed stream" if started else "empty")
 
