@@ -38,6 +38,17 @@ def test_repair(run: Run, write_lines: Any) -> None:
     assert kept.texts() == ['&amp; "x"']
 
 
+def test_what_is_empty_when_it_is_repaired_is_dropped(run: Run, write_lines: Any) -> None:
+    result = run(write_lines("in.jsonl", ["\0\0", "kept", "\ufeff \x07", "&nbsp;"]), repair={})
+    assert result.texts() == ["kept"]
+    assert [(entry["line"], entry["reason"]) for entry in result.dropped("repair")] == [
+        (1, "empty"),
+        (3, "empty"),
+        (4, "empty"),
+    ]
+    assert result.manifest["steps"]["repair"]["changed"] == {}
+
+
 def test_bytes_are_those_of_the_text_as_it_was_and_as_it_is_now(run: Run, write_lines: Any) -> None:
     broken, whole = "schÃ¶n und grÃ¼n", "schön und grün"
     result = run(write_lines("in.jsonl", [broken]), repair={})

@@ -8,7 +8,8 @@ import ftfy
 from datatrove.data import Document
 
 from colonnade.corpus.recipe import RepairStep
-from colonnade.corpus.step import Setting, Step
+from colonnade.corpus.rows import EMPTY
+from colonnade.corpus.step import Drop, Setting, Step
 from colonnade.corpus.tally import Account
 
 _SUSPECT = re.compile(r"[^\n\t\x20-\x7e]|&")
@@ -22,15 +23,18 @@ class Repair(Step):
         self.repair = repair
         super().__init__("repair", setting)
 
-    def examine(self, document: Document, account: Account) -> None:
-        """Repairs the text in place, and counts what that did."""
+    def examine(self, document: Document, account: Account) -> Drop | None:
+        """Repairs the text in place, and counts what that did; drops what has no text then."""
         text = document.text
         repaired = repair_text(text, self.repair)
+        if not repaired or repaired.isspace():
+            return Drop(EMPTY)
         if repaired != text:
             document.text = repaired
             account.tally.changed["repaired"] += 1
             if "\0" in text:
                 account.tally.changed["NUL characters removed"] += 1
+        return None
 
 
 def repair_text(text: str, repair: RepairStep) -> str:
