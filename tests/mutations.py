@@ -4384,8 +4384,8 @@ MUTATIONS = [
     Mutation(
         "a document of just the language's threshold is dropped",
         "corpus/language.py",
-        "if score < self.language.thresholds",
-        "if score <= self.language.thresholds",
+        "if score < self._kept[code]",
+        "if score <= self._kept[code]",
         ("tests/corpus/test_steps.py",),
     ),
     Mutation(
@@ -6807,8 +6807,8 @@ MUTATIONS = [
     Mutation(
         "Chinese has two codes, by its script",
         "corpus/language.py",
-        'return Found(UNKNOWN if code == "un" else code.partition("-")[0], percent / 100)',
-        'return Found(UNKNOWN if code == "un" else code, percent / 100)',
+        'shares[code.partition("-")[0]] += percent',
+        "shares[code] += percent",
         ("tests/corpus/test_steps.py",),
     ),
     Mutation(

@@ -26,6 +26,8 @@ ENGLISH = "All human beings are born free and equal in dignity and rights. They 
 GERMAN = "Alle Menschen sind frei und gleich an Würde und Rechten geboren. Sie sind mit Vernunft und Gewissen begabt."
 JAPANESE = "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。"
 
+HEBREW = "כל בני האדם נולדו בני חורין ושווים בערכם ובזכויותיהם. כולם חוננו בתבונה ובמצפון."
+
 
 def test_repair(run: Run, write_lines: Any) -> None:
     texts = ["schÃ¶n", "plain text", "a\x00b\x07", "&lt;p&gt; &amp; more", "“quoted”", "one\r\ntwo", "e\u0301"]
@@ -108,6 +110,9 @@ def test_a_language_has_one_code_in_each_of_its_scripts() -> None:
     traditional = "我們從來沒有見過這樣的事情，這個國家的經濟發展得很快，許多學生認為圖書館應該開得更晚。"
     simplified = "我们从来没有见过这样的事情，这个国家的经济发展得很快，许多学生认为图书馆应该开得更晚。"
     assert identify(traditional).code == identify(simplified).code == "zh"
+    both = identify(traditional * 3 + simplified * 3)
+    assert both.code == "zh" and 0.9 < both.score <= 1, "the share of both"
+    assert identify(f"{ENGLISH} {traditional[:5]} {simplified[:5]}").code == "en"
 
 
 def test_languages_are_kept_by_threshold(run: Run, write_lines: Any) -> None:
@@ -122,6 +127,14 @@ def test_languages_are_kept_by_threshold(run: Run, write_lines: Any) -> None:
         language={"keep": ["en", "de"], "thresholds": {"en": 0.4, "de": 0.4}},
     )
     assert len(easy.texts()) == 4
+
+
+@pytest.mark.parametrize("code", ["he", "iw"])
+def test_a_language_is_kept_by_its_code_of_now_and_by_its_first_one(code: str, run: Run, write_lines: Any) -> None:
+    pytest.importorskip("pycld2")
+    path = write_lines("in.jsonl", [HEBREW, ENGLISH])
+    result = run(path, language={"keep": [code], "threshold": 1.0, "thresholds": {code: 0.5}})
+    assert [(row["text"], row["language"]) for row in result.rows()] == [(HEBREW, "he")]
 
 
 @pytest.mark.parametrize("code", ["english", "EN", "zh-Hant", "qq"])

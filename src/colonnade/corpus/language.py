@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from colonnade.errors import DataError
 UNKNOWN = "unknown"
 _ENDS_OF_PLANES = "".join(chr(plane + last) for plane in range(0, 0x110000, 1 << 16) for last in (0xFFFE, 0xFFFF))
 _NOT_FOR_CLD2 = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufdd0-\ufdef{_ENDS_OF_PLANES}]")
+_RENAMED = {"iw": "he", "jw": "jv"}
+"""Codes of ISO 639-1 that have become others, by which CLD2, and recipes for it, know languages."""
 _ENOUGH = 20_000  # characters: more of a text does not change the answer
 _PACKAGES = {"cld2": "pycld2", "lingua": "lingua-language-detector"}
 
@@ -50,6 +53,7 @@ class Language(Step):
 
     def __init__(self, language: LanguageStep, setting: Setting) -> None:
         self.language = language
+        self._kept = {_of_now(code): language.thresholds.get(code, language.threshold) for code in language.keep}
         self._identify: Identifier | None = None
         super().__init__("language", setting)
 
@@ -67,9 +71,9 @@ class Language(Step):
         code, score = self._identify(document.text[:_ENOUGH])
         document.metadata["language"] = code
         account.tally.count("language", code)
-        if code not in self.language.keep:
+        if code not in self._kept:
             return Drop("other language", f"{code} ({score:.2f})")
-        if score < self.language.thresholds.get(code, self.language.threshold):
+        if score < self._kept[code]:
             return Drop("language not sure", f"{code} ({score:.2f})")
         return None
 
@@ -77,12 +81,16 @@ class Language(Step):
 def check_language(language: LanguageStep) -> None:
     """DataError for a library that is not installed, and for languages that it never finds."""
     codes = identifier(language.library).codes
-    never = [code for code in language.keep if code not in codes | {UNKNOWN}]
+    never = [code for code in language.keep if _of_now(code) not in codes | {UNKNOWN}]
     if never:
         raise DataError(
             f'language.keep has "{never[0]}" in it, which language.library = "{language.library}" never finds: nothing '
             f"would be kept for it. Use codes that it finds: {', '.join(sorted(codes))}; or {UNKNOWN}."
         )
+
+
+def _of_now(code: str) -> str:
+    return _RENAMED.get(code, code)
 
 
 def identifier(library: str) -> Identifier:
@@ -109,11 +117,15 @@ def _cld2() -> Identifier:
 
     def identify(text: str) -> Found:
         _, _, found = library.detect(_NOT_FOR_CLD2.sub(" ", text), bestEffort=True)
-        _, code, percent, _ = found[0]
-        return Found(UNKNOWN if code == "un" else code.partition("-")[0], percent / 100)
+        shares = Counter[str]()  # of all scripts of a language together
+        for _, code, percent, _ in found:
+            shares[code.partition("-")[0]] += percent
+        code, percent = shares.most_common(1)[0]
+        return Found(UNKNOWN if code == "un" else _of_now(code), percent / 100)
 
     named = dict(library.LANGUAGES)
-    return Identifier(identify, frozenset(named[name].partition("-")[0] for name in library.DETECTED_LANGUAGES))
+    codes = (named[name].partition("-")[0] for name in library.DETECTED_LANGUAGES)
+    return Identifier(identify, frozenset(map(_of_now, codes)))
 
 
 def _py3langid() -> Identifier:
