@@ -220,6 +220,29 @@ def test_a_run_that_goes_on_has_the_index_that_it_began_with(
     assert run(source, folder="one", deduplicate=how).texts() == [text]
 
 
+def test_a_part_of_the_index_that_is_gone_is_told_where_it_is_needed_still(
+    tmp_path: Path, run: Run, write_lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is done needs none."""
+
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    how = {"index": str(tmp_path / "index")}
+    first = run(write_lines("a.jsonl", [" ".join(words(100, 5))]), folder="one", deduplicate=how)
+    second, third = (write_lines(f"{name}.jsonl", [" ".join(words(100, ord(name)))]) for name in "bc")
+    run(second, folder="two", deduplicate=how)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("colonnade.corpus.run.run_stage", stopped)
+        run(third, folder="three", deduplicate=how)
+    part = tmp_path / "index" / first.manifest["identity"][:16]
+    shutil.rmtree(part)
+    assert "nothing is left to do" in run(second, folder="two", deduplicate=how).said
+    said = rf"^{part}, a part of deduplicate\.index, cannot be read \(.*\)\. Put it back as it was; or remove it, and "
+    with pytest.raises(DataError, match=said + r"begin in a new write\.folder\.$"):
+        run(third, folder="three", deduplicate=how)
+
+
 def test_every_task_of_an_earlier_run_is_in_the_index(tmp_path: Path, run: Run, write_lines: Any) -> None:
     texts = [" ".join(words(100, seed)) for seed in range(8)]
     how = {"index": str(tmp_path / "index")}

@@ -151,11 +151,15 @@ def test_an_index_that_does_not_say_how_many_tasks_it_has_cannot_be_compared(
     for metadata, said in (
         ({**index_metadata(how), "tasks": 2}, ""),
         (index_metadata(how), "was made with"),
+        ([], r"0123456789abcdef, a part of deduplicate\.index, cannot be read \(no JSON object\)\. Put it back"),
         ({**index_metadata(how), "shingle": 4, "tasks": 2}, "'shingle': 4"),
     ):
         (part / "index.json").write_text(json.dumps(metadata))
         with pytest.raises(DataError, match=said) if said else nullcontext():
             assert make_plan(recipe).index == (part.name,)
+    (part / "index.json").write_bytes(b"")
+    with pytest.raises(DataError, match=r"a part of deduplicate\.index, cannot be read \(Expecting value: "):
+        make_plan(recipe)
 
 
 def test_what_earlier_runs_kept_is_read_in_one_order_whatever_the_disk_says(

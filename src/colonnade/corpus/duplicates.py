@@ -219,12 +219,26 @@ def index_metadata(how: DeduplicateStep) -> dict[str, int]:
     return {"shingle": how.shingle, "bands": how.bands, "rows": how.rows}
 
 
+def read_index_metadata(part: Path) -> dict[str, Any]:
+    """What a part of the index says of itself. Raises DataError where it cannot be read."""
+    try:
+        found: Any = json.loads((part / INDEX_METADATA).read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("no JSON object")
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{part}, a part of deduplicate.index, cannot be read ({error}). Put it back as it was; or remove it, and "
+            "begin in a new write.folder."
+        ) from error
+    return found
+
+
 def earlier_sources(how: DeduplicateStep, index: Sequence[str]) -> list[Source]:
     """The signatures of what earlier runs kept, in the order of the index's parts."""
     found: list[tuple[Path, int]] = []
     for name in index:
         folder = Path(str(how.index)) / name
-        found += [(folder, task) for task in range(json.loads((folder / INDEX_METADATA).read_bytes())["tasks"])]
+        found += [(folder, task) for task in range(read_index_metadata(folder)["tasks"])]
     return [Source(place, folder, task) for place, (folder, task) in enumerate(found)]
 
 

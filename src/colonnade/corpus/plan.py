@@ -14,7 +14,7 @@ from typing import Any
 from colonnade.atomic import written
 from colonnade.corpus.archives import members
 from colonnade.corpus.differences import TOKENIZERS, differences, parts_in_order
-from colonnade.corpus.duplicates import INDEX_METADATA, PARTIAL, index_metadata, index_part
+from colonnade.corpus.duplicates import INDEX_METADATA, PARTIAL, index_metadata, index_part, read_index_metadata
 from colonnade.corpus.folders import RUN_FILE, entries, inputs_in
 from colonnade.corpus.formats import KINDS_IN_WORDS, InputSplit, kind_of
 from colonnade.corpus.load import files_of, is_within, source_of
@@ -228,7 +228,7 @@ def _index_parts(recipe: Recipe, identity: str) -> tuple[str, ...]:
     folder = Path(recipe.deduplicate.index)
     found = sorted(path.parent for path in folder.glob(f"*/{INDEX_METADATA}") if path.parent.suffix != PARTIAL)
     for part in found:
-        metadata, own = json.loads((part / INDEX_METADATA).read_bytes()), index_metadata(recipe.deduplicate)
+        metadata, own = read_index_metadata(part), index_metadata(recipe.deduplicate)
         if {key: metadata.get(key) for key in own} != own or "tasks" not in metadata:
             raise DataError(
                 f"deduplicate.index = {folder} was made with {metadata} and this recipe has {own}: their signatures "

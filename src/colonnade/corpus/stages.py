@@ -14,7 +14,7 @@ from colonnade.corpus.duplicates import Comparison, Gather, Group, Match, Rememb
 from colonnade.corpus.filters import Filter
 from colonnade.corpus.language import Language
 from colonnade.corpus.manifest import WriteManifest
-from colonnade.corpus.needs import Needs
+from colonnade.corpus.needs import Needs, missing_tasks
 from colonnade.corpus.plan import Plan
 from colonnade.corpus.read import Read
 from colonnade.corpus.recipe import Recipe
@@ -67,7 +67,8 @@ def _stages(recipe: Recipe, plan: Plan, setting: Setting, tokenizing: Tokenizing
     how = recipe.deduplicate
     if how is None:
         return [CleaningStage("documents", [*first, *last], num_tasks), closing]
-    comparison = Comparison(how, plan.index, setting.folder, num_tasks)
+    is_done = not missing_tasks(setting.folder, closing.name, closing.tasks)  # then the index may be gone
+    comparison = Comparison(how, () if is_done else plan.index, setting.folder, num_tasks)
     num_files = num_gathered(len(comparison.sources()))
     gathering = [CleaningStage("gather", [Gather("gather", comparison)], num_files)] if num_files else []
     return [
