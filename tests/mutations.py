@@ -4398,8 +4398,8 @@ MUTATIONS = [
     Mutation(
         "an id of zero is none",
         "corpus/read.py",
-        'if value is None or value == "":',
-        "if not value:",
+        'return None if value is None or value == "" else str(value)',
+        "return str(value) if value else None",
         ("tests/corpus/test_read.py",),
     ),
     Mutation(

@@ -703,6 +703,26 @@ def test_documents_of_a_file_whose_name_is_not_utf8_are_written_so_that_everyone
     assert table["id"].to_pylist() == [f"{tmp_path}/in/caf\ufffd.jsonl:1"]
 
 
+def test_an_id_url_or_title_that_json_does_not_have_is_none(tmp_path: Path, run: Run) -> None:
+    """Such ids would be one, and all documents with it in one part."""
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "a", "id": NaN, "url": NaN}\n{"text": "b", "id": -Infinity, "title": NaN}\n')
+    assert run(path).rows() == [
+        {"text": "a", "id": f"{path}:1", "source": "in"},
+        {"text": "b", "id": f"{path}:2", "source": "in"},
+    ]
+
+
+def test_ids_urls_and_titles_of_bytes_are_the_text_that_they_hold(tmp_path: Path, run: Run) -> None:
+    """And Base64 where they hold none, as in other columns."""
+    columns = {"text": ["a", "b"], "id": [b"seven", b"\x00\xff"], "url": [b"http://x.org", None], "title": [None, b""]}
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    assert run(tmp_path / "in.parquet").rows() == [
+        {"text": "a", "id": "seven", "source": "in", "url": "http://x.org"},
+        {"text": "b", "id": "AP8=", "source": "in"},
+    ]
+
+
 def test_an_id_of_zero_is_one_and_an_empty_one_is_none(run: Run, write_lines: Any) -> None:
     path = write_lines("in.jsonl", [{"text": "t", "id": value} for value in (0, "", None)])
     assert run(path).ids() == ["0", f"{path}:2", f"{path}:3"]

@@ -127,9 +127,17 @@ def _changed(descriptor: int, split: InputSplit) -> str:
 
 def _clean(value: Any) -> str | None:
     """A value as text that can be written; None where there is none."""
-    if value is None or value == "":
-        return None
-    return _unicode(str(value))
+    if isinstance(value, bytes):
+        value = _text_or_bytes(value)
+    value = _as_json(value)
+    return None if value is None or value == "" else str(value)
+
+
+def _text_or_bytes(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def _as_json(value: Any) -> Any:
