@@ -166,10 +166,20 @@ def test_nothing_is_said_of_steps_that_are_switched_off(whole: dict[str, dict[st
 
 def test_what_a_result_cannot_be_is_told(tmp_path: Path, whole: dict[str, dict[str, object]]) -> None:
     (tmp_path / "out").touch()
-    said = problems({**whole, "write": {**whole["write"], "format": "parquet"}, "tokenize": {"tokenizer": "/no/such"}})
+    said = problems(
+        {
+            **whole,
+            "write": {**whole["write"], "format": "parquet"},
+            "tokenize": {"tokenizer": "/no/such"},
+            "deduplicate": {"index": str(tmp_path / "out")},
+            "split": {"shares": {"train": 1e308, "test": 1e308}},
+        }
+    )
     assert '[tokenize] reads .jsonl, and write.format = "parquet". Set write.format = "jsonl".' in said
     assert f'write.folder = "{tmp_path}/out" is a file. Name a folder.' in said
-    assert "tokenize.tokenizer: /no/such does not exist." in said and "3 problems\n" in said
+    assert f'deduplicate.index = "{tmp_path}/out" is a file. Name a folder.' in said
+    assert "split.shares add up to more than a number can be. They are proportions: set smaller ones." in said
+    assert "tokenize.tokenizer: /no/such does not exist." in said and "5 problems\n" in said
 
 
 @pytest.mark.parametrize("name", ["state", "tokens", "dropped", "a/b", "..", ""])

@@ -9,6 +9,7 @@ What is read, and what is said of keys and values, is `config`'s, as for a run's
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -96,6 +97,8 @@ def _disagreements(recipe: Recipe) -> Iterator[str]:
     for name in recipe.split.shares if recipe.split else ():
         if not name.replace("-", "").replace("_", "").isalnum() or name in OWN_FOLDERS:
             yield f'split.shares has a part "{name}", which is no name for a folder here. Use letters and digits.'
+    if recipe.split and math.isinf(sum(recipe.split.shares.values())):
+        yield "split.shares add up to more than a number can be. They are proportions: set smaller ones."
     if recipe.read and not _is_encoding(recipe.read.encoding):
         yield (
             f"read.encoding = {as_toml(recipe.read.encoding)} is not a text encoding that Python can decode and "
@@ -141,8 +144,13 @@ def _missing_files(recipe: Recipe) -> Iterator[str]:
         elif Path(path).is_file() and kind_of(Path(path)) is None:
             yield f"read.paths: {path} has an ending that says nothing about documents. Known are {KINDS_IN_WORDS}."
     yield from (f"{key}: {path} does not exist." for key, path in _named_files(recipe) if not Path(path).exists())
-    if recipe.write and Path(recipe.write.folder).is_file():
-        yield f"write.folder = {as_toml(recipe.write.folder)} is a file. Name a folder."
+    folders = {
+        "write.folder": recipe.write.folder if recipe.write else None,
+        "deduplicate.index": recipe.deduplicate.index if recipe.deduplicate else None,
+    }
+    for key, value in folders.items():
+        if value is not None and Path(value).is_file():
+            yield f"{key} = {as_toml(value)} is a file. Name a folder."
 
 
 def _overlaps(recipe: Recipe) -> Iterator[str]:
