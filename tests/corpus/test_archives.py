@@ -39,6 +39,27 @@ def test_a_zip_file_that_has_lost_a_file_meanwhile_gives_the_others(
     assert [(entry["reason"], entry["detail"]) for entry in lost] == [("file damaged", "it has no 'b.txt' any more")]
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_of_files_of_one_name_in_a_zip_file_the_last_is_read_and_one_without_a_name_is_none(
+    tmp_path: Path, run: Run
+) -> None:
+    """As with programs that unpack it; those before are counted."""
+    with zipfile.ZipFile(tmp_path / "in.zip", "w") as archive:
+        for name, text in (
+            ("a.txt", "the first of three"),
+            ("a.txt", "second"),
+            ("b.txt", "b"),
+            ("a.txt", "third one"),
+        ):
+            archive.writestr(name, text)
+        without = zipfile.ZipInfo("x")
+        without.filename = ""
+        archive.writestr(without, "y")
+    result = run(tmp_path / "in.zip")
+    assert result.texts() == ["third one", "b"] and result.reasons("read") == {}
+    assert result.manifest["left_aside"] == {"replaced in a zip file": 2}
+
+
 def test_a_file_of_a_zip_file_is_read_from_any_place(tmp_path: Path) -> None:
     """As Parquet files are: from their end."""
     content = bytes(range(256)) * 400

@@ -21,7 +21,8 @@ def members(path: Path) -> list[tuple[str, int]]:
     """(name, bytes of its content) of the files in a zip file, by name. Raises Damaged."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return sorted((info.filename, info.file_size) for info in archive.infolist() if not info.is_dir())
+            named = (info for info in archive.infolist() if info.filename)  # is_dir() fails without a name
+            return sorted((info.filename, info.file_size) for info in named if not info.is_dir())
     except ZIP_FAULTS as error:
         raise Damaged(f"damaged: {error}") from error
 

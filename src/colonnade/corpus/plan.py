@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -127,7 +127,7 @@ def left_aside(paths: Sequence[str]) -> dict[str, int]:
         if kind is None:
             found[file.suffix] += 1
         elif kind[0] == "zip":
-            found.update(Path(name).suffix for name in _inside(file) or () if not _is_streamed(name))
+            found.update(_left_in(file))
     return {ending or "none": count for ending, count in sorted(found.items())}
 
 
@@ -155,13 +155,22 @@ def _members(file: Path, whole: InputSplit) -> list[InputSplit]:
     inside = _inside(file)
     if inside is None:
         return [whole]
-    return [replace(whole, stop=size, member=name) for name, size in inside.items() if _is_streamed(name)]
+    return [replace(whole, stop=size, member=name) for name, size in dict(inside).items() if _is_streamed(name)]
 
 
-def _inside(file: Path) -> dict[str, int] | None:
-    """Bytes of each file within a zip file, by name; None where it cannot be opened."""
+def _left_in(file: Path) -> Iterator[str]:
+    """Each file within a zip file that is not read, by its ending, or by what has become of it."""
+    names = Counter(name for name, _ in _inside(file) or ())
+    for name, count in names.items():
+        yield from ["replaced in a zip file"] * (count - 1)
+        if not _is_streamed(name):
+            yield Path(name).suffix
+
+
+def _inside(file: Path) -> list[tuple[str, int]] | None:
+    """(name, bytes) of the files within a zip file; None where it cannot be opened."""
     try:
-        return dict(members(file))
+        return members(file)
     except Damaged:
         return None
 
