@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from colonnade.corpus.step import Drop, MakeCounter, Setting, Step
 from colonnade.corpus.tally import Account
 from colonnade.corpus.words import PlainWords
 from colonnade.errors import DataError
+
+_WITH_HOST = re.compile("([a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
+"""With a scheme or not, what urlsplit takes for a URL that has a host."""
 
 
 class Filter(Step):
@@ -100,7 +104,7 @@ def urls_of(path: str) -> list[str]:
 
 def normal_url(url: str) -> str:
     """host/path in small letters' host, without scheme, www., query, fragment and the last slash."""
-    parts = urlsplit(url if "//" in url else f"//{url}")
+    parts = urlsplit(url if _WITH_HOST.match(url) else f"//{url}")
     host = (parts.hostname or "").removeprefix("www.")
     return f"{host}{parts.path}".rstrip("/")
 
