@@ -223,6 +223,12 @@ def test_articles_go_by_title(tmp_path: Path, run: Run, write_lines: Any) -> Non
     assert normal_title("C++") == normal_title("c")
 
 
+def test_a_title_without_letters_is_that_of_no_article(tmp_path: Path, run: Run, write_lines: Any) -> None:
+    (tmp_path / "titles.txt").write_text("One\n-----\n")
+    rows = [{"text": "a", "title": "???"}, {"text": "b", "title": "one"}]
+    assert run(write_lines("in.jsonl", rows), decontaminate={"titles": [str(tmp_path / "titles.txt")]}).texts() == ["a"]
+
+
 def test_formats_of_evaluation_sets(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text(
         json.dumps({"data": [{"paragraphs": [{"context": "Con text", "qas": [{"question": "Who is it?"}]}]}]})
@@ -256,10 +262,12 @@ def test_a_byte_order_mark_is_no_part_of_an_evaluation_set(tmp_path: Path) -> No
 
 
 def test_a_broken_evaluation_set_stops_before_any_work(tmp_path: Path, run: Run, write_lines: Any) -> None:
-    deep = "[" * 2000 + "]" * 2000
+    deep, no_text = "[" * 2000 + "]" * 2000, r"not in SQuAD's format \(a context or question is no text\)"
     for name, content, message in (
         ("bad.json", "[]", "not in SQuAD's format"),
         ("bad.json", deep, "not in SQuAD's format"),
+        ("bad.json", '{"data": [{"paragraphs": [{"context": null, "qas": []}]}]}', no_text),
+        ("bad.json", '{"data": [{"paragraphs": [{"context": "", "qas": [{"question": 5}]}]}]}', no_text),
         ("bad.jsonl", deep, "line 1: not a JSON object"),
     ):
         (tmp_path / name).write_text(content)

@@ -89,7 +89,7 @@ def titles(path: Path) -> set[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as a list of titles: {error}. It has to be UTF-8.") from error
     found = {match.group(1) for line in lines if (match := _TITLE.match(line))}
-    return {normal_title(title) for title in found or {line for line in lines if line.strip()}}
+    return {normal_title(title) for title in found or lines} - {""}
 
 
 def normal_title(title: str) -> str:
@@ -114,8 +114,10 @@ def _squad(path: Path, data: str) -> Iterator[str]:
     try:
         for article in json.loads(data)["data"]:
             for paragraph in article["paragraphs"]:
-                yield paragraph["context"]
-                yield from (entry["question"] for entry in paragraph["qas"])
+                found = [paragraph["context"], *(entry["question"] for entry in paragraph["qas"])]
+                if not all(isinstance(text, str) for text in found):
+                    raise TypeError("a context or question is no text")
+                yield from found
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is not in SQuAD's format ({error}). Make it a .jsonl with the key `text`.") from error
 
