@@ -21,6 +21,15 @@ def test_a_part_has_all_files_of_its_tasks_together() -> None:
     assert list(found) == ["test", "train"] and parts([]) == {}
 
 
+def test_documents_of_a_part_whose_tokens_nobody_has_counted_are_told() -> None:
+    """0 tokens would be read as none."""
+    entries = [output("train", 2, 30, 7), {**output("train", 3, 40, 5), "uncounted": 1}, output("test", 1, 5, 2)]
+    assert parts([*entries, {**output("train", 2, 9, 0), "uncounted": 2}]) == {
+        "test": {"files": 1, "documents": 1, "bytes": 5, "tokens": 2},
+        "train": {"files": 3, "documents": 7, "bytes": 79, "tokens": 12, "uncounted": 3},
+    }
+
+
 def test_inputs_are_in_the_order_in_which_tasks_read_them() -> None:
     total = Tally(
         metadata={"00001": [{"path": "b"}, {"path": "c"}], "00002": [{"path": "d"}], "00000": [{"path": "a"}]}

@@ -100,13 +100,15 @@ def inputs(total: Tally) -> list[dict[str, Any]]:
 
 
 def parts(outputs: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Documents, bytes of text and tokens of each part."""
+    """Documents, bytes of text and tokens of each part; `uncounted` where not all of its tokens are counted."""
     found: dict[str, dict[str, int]] = {}
     for entry in outputs:
         total = found.setdefault(entry["part"], {"files": 0, "documents": 0, "bytes": 0, "tokens": 0})
         total["files"] += 1
         for key in ("documents", "bytes", "tokens"):
             total[key] += entry[key]
+        if "uncounted" in entry:
+            total["uncounted"] = total.get("uncounted", 0) + entry["uncounted"]
     return dict(sorted(found.items()))
 
 
