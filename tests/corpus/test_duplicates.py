@@ -184,6 +184,12 @@ def test_a_part_of_the_index_that_is_there_stays(tmp_path: Path, run: Run, write
     """A run that is started again after its end makes its part once more, and it is the one that goes."""
     part, again = tmp_path / "0123456789abcdef", tmp_path / "0123456789abcdef.partial"
     how = DeduplicateStep(index=str(tmp_path))
+    unfinished = again / "00000.shingles.123-0123abcd.partial"
+    again.mkdir()
+    unfinished.touch()  # by a worker that was killed
+    publish(how, "0123456789abcdef0123", 1)
+    assert [path.name for path in part.iterdir()] == ["index.json"]
+    shutil.rmtree(part)
     for folder, content in ((part, "first"), (again, "second")):
         folder.mkdir()
         (folder / "00000.sets").write_text(content)

@@ -25,7 +25,7 @@ from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 from numpy.typing import NDArray
 
-from colonnade.atomic import written
+from colonnade.atomic import remove_partial, written
 from colonnade.corpus.components import DROP, PAIR, connecting, decided
 from colonnade.corpus.matching import similar_pairs
 from colonnade.corpus.minhash import Bands
@@ -205,6 +205,7 @@ def publish(how: DeduplicateStep, identity: str, num_tasks: int) -> None:
     if partial.exists() and final.exists():
         shutil.rmtree(partial)
     elif partial.exists():
+        remove_partial(partial)
         (partial / INDEX_METADATA).write_text(json.dumps({**index_metadata(how), "tasks": num_tasks}))
         partial.rename(final)
 
