@@ -32,7 +32,7 @@ class RunSection(Section):
     workers: CountOrZero = 0
     """[processes] Tasks that run at once. 0: one a core (local), all (ray, slurm)."""
     piece_bytes: Count = 256 << 20
-    """[bytes] A task reads about so much. Uncompressed files of lines are cut; compressed ones are read whole."""
+    """[bytes] A task reads about so much. Uncompressed .jsonl and .ndjson are cut; other files are read whole."""
     tokenizer: Text | None = None
     """Tokenizer that counts tokens: a tokenizer.json, or a folder with GPT-2's files. Needed by filter.min_tokens."""
     retries: CountOrZero = 2
@@ -72,7 +72,7 @@ class ReadStep(Section):
     """Bytes that are not in the encoding, and halves of surrogate pairs: reject the document, or replace each by
     U+FFFD."""
     max_bytes: Count = 16 << 20
-    """[bytes] Longer lines, files of text and records are rejected, without being held in memory."""
+    """[bytes] Longer lines, files of text and records of WARC are rejected, without being held in memory."""
     max_expansion: Count = 1_100
     """[times] A compressed file that has given more than 1 GB and so many times its own size is a bomb: the rest of it
     is not read. gzip cannot honestly exceed 1,032."""
@@ -123,7 +123,8 @@ class FilterStep(Section):
     """Files with a URL or a domain a line: documents from there, or from below, are dropped."""
     remove_ids: dict[str, Text] = {}
     """For single sources, a file with an id or URL a line: these documents are dropped, as { books = "withdrawn.txt" }.
-    A source is named by the last part of its path in read.paths, without endings."""
+    A source is named by the last part of its path in read.paths, without endings. A line with # at its beginning is a
+    comment: an id that begins so cannot be named."""
 
 
 class DeduplicateStep(Section):
