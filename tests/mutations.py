@@ -10318,6 +10318,20 @@ MUTATIONS = [
         'event["event"] == "diverged" and str',
         ("tests/report/test_page.py",),
     ),
+    Mutation(
+        "a run of cleaning goes on though its parts are in another order",
+        "corpus/plan.py",
+        ' or parts_in_order(stored["facts"]) != parts_in_order(metadata):',
+        ":",
+        ("tests/corpus/test_run.py",),
+    ),
+    Mutation(
+        "a value of a Parquet file that Python cannot hold ends the run",
+        "corpus/formats.py",
+        "    except _NOT_HELD:\n        return None\n",
+        "    except MemoryError:\n        return None\n",
+        ("tests/corpus/test_read.py",),
+    ),
 ]
 
 
