@@ -2230,6 +2230,13 @@ MUTATIONS = [
         ("tests/convert/test_adapters.py",),
     ),
     Mutation(
+        "adapters of a deeper model than their base become a folder of peft",
+        "convert/to_peft.py",
+        "if theirs.get(key) != value",
+        "if key not in theirs",
+        ("tests/convert/test_adapters.py",),
+    ),
+    Mutation(
         "PEFT's target_modules name modules of all layers though only some layers have adapters",
         "convert/to_peft.py",
         "return sorted(short if meant == wanted else wanted)",

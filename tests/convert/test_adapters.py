@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from colonnade.architecture.adapters import LORA_A, LORA_B
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.whole import read_whole
+from colonnade.config.compare import model_metadata
 from colonnade.config.load import load, loads
 from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
@@ -22,7 +24,7 @@ from colonnade.convert import adapted
 from colonnade.convert import convert as conversion
 from colonnade.convert.adapted import Adapted, _BaseWeights, _weights_at
 from colonnade.convert.merge import _files, _metadata
-from colonnade.convert.to_peft import _check_only_adapters, _targets
+from colonnade.convert.to_peft import _check_only_adapters, _compare_models, _targets
 from colonnade.convert.to_peft import _config as _peft_config
 from colonnade.data.loader import Batch
 from colonnade.data.writer import TokenFileWriter
@@ -202,7 +204,8 @@ def test_peft_loads_an_export_with_our_logits(run: tuple[Path, Path, Any], tmp_p
 
 def test_an_export_goes_back_beside_its_own_base_alone(run: tuple[Path, Path, Any], tmp_path: Path) -> None:
     folder, base, _ = run
-    assert here("convert", folder, tmp_path / "peft").status == 0
+    answer = here("convert", folder, tmp_path / "peft")
+    assert answer.status == 0 and "note:" not in answer.out, answer
     trained = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     lora = load(folder / "config.toml").lora
     assert (trained["r"], trained["lora_alpha"]) == (lora.rank, lora.alpha) and lora.alpha != lora.rank
@@ -333,6 +336,31 @@ def test_a_checkpoint_with_more_than_adapters_is_no_folder_of_peft(monkeypatch: 
         it = beside_a_base(here | {name: torch.ones(3) for name in names}, base, monkeypatch)
         with pytest.raises(CheckpointError, match=said):
             _check_only_adapters(it)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_adapters_of_another_model_than_their_base_is_are_no_folder_of_peft(is_known: bool, tmp_path: Path) -> None:
+    """peft builds the base's. What an older checkpoint does not say of it is read where the base lies."""
+    saved(tmp_path / "base", "llama")
+    model = open_published(tmp_path / "base").model
+    base = SimpleNamespace(path=str(tmp_path / "base"), model=model_metadata(model, VOCAB) if is_known else None)
+    rotary = model.rotary.model_copy(update={"base": 5.0})
+    for other, said in (
+        ({}, None),
+        ({"seq_length": model.seq_length * 2}, None),
+        ({"num_layers": 1, "window": 3}, r"model\.num_layers is 3 there and 1 here, model\.window is None there and 3"),
+        ({"rotary": rotary}, r"model\.rotary\.base is 5000\.0 there and 5\.0 here\).* `colonnade merge run TARGET`"),
+    ):
+        it: Any = SimpleNamespace(
+            path="run",
+            config=SimpleNamespace(model=model.model_copy(update=other)),
+            metadata=SimpleNamespace(base=base, model=SimpleNamespace(vocab_size=VOCAB)),
+        )
+        with nullcontext() if said is None else pytest.raises(CheckpointError, match=said):
+            assert _compare_models(it) == []
+    base.path = str(tmp_path / "gone")
+    if not is_known:
+        assert _compare_models(it) == ["the base is not there: whether its model is the run's is not known."]
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [(None, None), ("bf16", torch.bfloat16), ("fp32", torch.float32)])

@@ -56,6 +56,7 @@ def test_adapters_and_their_moments_are_saved_alone(adapted: Path, finished: Fin
     assert names == of_adapters | moments
     base = read_manifest(adapted / "checkpoints" / "step_00000006").metadata["base"]
     assert base["path"] == str(finished.newest) and len(base["weights"]) == len(tensors(finished.folder)) // 3
+    assert base["model"] == read_manifest(finished.newest).metadata["model"]
 
 
 def test_a_run_that_returns_reads_its_base_again(adapted: Path, finished: Finished, tmp_path: Path) -> None:
@@ -86,8 +87,10 @@ def test_a_base_is_known_by_where_it_lies_from_anywhere(tmp_path: Path, monkeypa
     """Who goes on may stand in another folder than who began."""
     (tmp_path / "base").mkdir()
     monkeypatch.chdir(tmp_path)
-    written = Base(Path("base"), {"manifest.json": "0" * 64}, frozenset({"b", "a"}), lambda shards: None).metadata()
-    assert written == {"path": str(tmp_path / "base"), "files": {"manifest.json": "0" * 64}, "weights": ["a", "b"]}
+    base = Base(Path("base"), {"manifest.json": "0" * 64}, frozenset({"b", "a"}), {"window": 8}, lambda shards: None)
+    written = base.metadata()
+    content = {"files": {"manifest.json": "0" * 64}, "weights": ["a", "b"], "model": {"window": 8}}
+    assert written == {"path": str(tmp_path / "base"), **content}
     monkeypatch.chdir("/")
     wanted = BaseMetadata.model_validate(written)
     assert base_path(Path("adapters"), wanted, None) == tmp_path / "base"

@@ -1,10 +1,10 @@
 """A checkpoint of adapters, opened beside its base: for what reads both, weight by weight, in one process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.statement import Adapters, Architecture
 from colonnade.checkpoint.manifest import Manifest, read_manifest, verify
 from colonnade.checkpoint.whole import read_whole
+from colonnade.config.compare import as_now, model_metadata
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.folder import is_published, open_published
@@ -82,6 +83,17 @@ def open_adapted(path: Path, base: Path | None, *, with_base: bool = True) -> Ad
         weights = _weights_at(where)
         check_base(path, metadata.base, weights.path, content_of(weights.path))
     return Adapted(path, manifest, config, metadata, architecture, architecture.adapters, weights)
+
+
+def model_at(path: Path) -> Mapping[str, Any] | None:
+    """The model of a base, as a checkpoint's metadata says it; None where there is no base any more."""
+    found = checkpoint_at(path)
+    if found is not None:
+        return as_now(read_manifest(found).metadata.get("model", {}))
+    if not is_published(path):
+        return None
+    published = open_published(path, whole=False)
+    return model_metadata(published.model, published.vocab_size)
 
 
 class _BaseWeights(NamedTuple):

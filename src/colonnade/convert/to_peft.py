@@ -18,8 +18,10 @@ from colonnade.architecture.huggingface.families import family_of
 from colonnade.architecture.huggingface.keys import Refused, lines_of
 from colonnade.architecture.huggingface.statement import Source
 from colonnade.checkpoint.manifest import verify
+from colonnade.checkpoint.schema import clip
+from colonnade.config.compare import as_now, model_metadata
 from colonnade.config.numbers import amount, counted
-from colonnade.convert.adapted import Adapted, open_adapted
+from colonnade.convert.adapted import Adapted, model_at, open_adapted
 from colonnade.convert.target import check_space, check_target, publish, workspace
 from colonnade.convert.their_base import write_base
 from colonnade.errors import CheckpointError
@@ -27,12 +29,18 @@ from colonnade.huggingface.order import to_theirs
 from colonnade.huggingface.peft import CONFIG, NAMED, PREFIX, WEIGHTS
 from colonnade.huggingface.write import Planned, PlannedFile, Writer
 
+_COMPUTES = ("num_layers", "num_decoder_layers", "window", "rotary.")
+"""Keys of [model], and how such begin, with which a run may go on otherwise than its base was trained (`init_from`),
+and the same weights compute something else.
+"""
+
 
 def to_peft(checkpoint: Path, target: Path, *, dtype: torch.dtype | None, dry_run: bool) -> list[str]:
     """Convert, or only look; returns what is to be told. CheckpointError where something is wrong."""
     check_target(target)
     it = open_adapted(checkpoint, None, with_base=False)
     _check_only_adapters(it)
+    notes = _compare_models(it)
     title, every = _sources(it)
     sources = {module: every[module + WEIGHT] for module in it.modules}
     planned = [Planned(name, tuple(x.shape), dtype or x.dtype) for name, x in _tensors(it, sources)]
@@ -41,6 +49,7 @@ def to_peft(checkpoint: Path, target: Path, *, dtype: torch.dtype | None, dry_ru
         f"{it.path}: step {it.metadata.step:,}, adapters of rank {it.adapters.rank} beside {len(sources)} weights",
         f"  becomes    adapters of PEFT, of {title}",
         f"  tensors    {len(planned)}, {amount(needed)}",
+        *(f"  note: {note}" for note in notes),
     ]
     if dry_run:
         return [*told, *(f"  {each.name} {list(each.shape)}" for each in planned), "Nothing was written (--dry-run)."]
@@ -66,6 +75,32 @@ def _check_only_adapters(it: Adapted) -> None:
             f"({others[0]}{more}), and a folder of PEFT would lose them. `colonnade merge {it.path} TARGET` keeps all "
             "of it; convert what that makes."
         )
+
+
+def _compare_models(it: Adapted) -> list[str]:
+    """Whoever loads a folder of PEFT builds the base's model: CheckpointError where the run's computes otherwise. What
+    is to be told where the base's is not known comes back.
+    """
+    base = it.metadata.base
+    if base is None:
+        return []
+    known = base.model or model_at(Path(base.path))
+    if known is None:
+        return ["the base is not there: whether its model is the run's is not known."]
+    told = [as_now(known), model_metadata(it.config.model, it.metadata.model.vocab_size)]
+    theirs, ours = ({key: value for key, value in each.items() if key.startswith(_COMPUTES)} for each in told)
+    differing = [
+        f"model.{key} is {clip(repr(theirs.get(key)))} there and {value!r} here"
+        for key, value in ours.items()
+        if theirs.get(key) != value
+    ]
+    if differing:
+        raise CheckpointError(
+            f"{it.path} has another [model] than the base of its adapters ({', '.join(differing)}), and a folder of "
+            "PEFT has nothing of that: whoever loads it would compute something else. `colonnade merge "
+            f"{it.path} TARGET` keeps it; convert what that makes."
+        )
+    return []
 
 
 def _sources(it: Adapted) -> tuple[str, dict[str, Source]]:

@@ -8,7 +8,7 @@ and merging begin with a look whether that is what lies there still; so does a r
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -36,6 +36,8 @@ class BaseMetadata(BaseModel):
     """Content by file: of a checkpoint, its manifest's digest, which knows all other files."""
     weights: tuple[str, ...]
     """What is not in the checkpoint but there, by logical name."""
+    model: dict[str, Any] | None = None
+    """The base's own, as a checkpoint's metadata says it. Was not written at first."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,18 @@ class Base:
     path: Path
     files: Mapping[str, str]
     weights: frozenset[str]
+    model: Mapping[str, Any]
+    """As a checkpoint's metadata says it."""
     fill: Callable[[Sequence[Shard]], None]
     """Reads its weights into shards; every rank calls it."""
 
     def metadata(self) -> dict[str, object]:
-        return {"path": str(self.path.absolute()), "files": dict(self.files), "weights": sorted(self.weights)}
+        return {
+            "path": str(self.path.absolute()),
+            "files": dict(self.files),
+            "weights": sorted(self.weights),
+            "model": dict(self.model),
+        }
 
 
 def content_of(path: Path) -> dict[str, str]:

@@ -101,7 +101,8 @@ def based_on(origin: Origin, state: TrainState, ranks: Axis) -> Base:
     """
     stated = state.model.architecture.weights()
     kept = (name for name, w in stated.items() if w.is_frozen and origin.shapes.get(name) == w.shape)
-    return Base(origin.path, content_together(origin.path, ranks), frozenset(kept), origin.fill)
+    files = content_together(origin.path, ranks)
+    return Base(origin.path, files, frozenset(kept), origin.model, origin.fill)
 
 
 def read_base(origin: Origin, state: TrainState, corpus: Corpus, monitor: Monitor) -> None:
