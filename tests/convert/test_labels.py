@@ -176,16 +176,20 @@ def test_an_encoder_of_theirs_gets_a_new_head(kind: str, examples: Path, tmp_pat
     assert weights["head.classifier.weight"].std() > 0.005
 
 
-def test_a_classifier_that_was_drawn_is_not_lost_in_an_export_of_adapters(examples: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "drawn"), [("BertModel", 3), ("BertForMaskedLM", 5)])
+def test_a_classifier_that_was_drawn_is_not_lost_in_an_export_of_adapters(
+    kind: str, drawn: int, examples: Path, tmp_path: Path
+) -> None:
     """It is frozen, and the base does not have it, nor the positions as they were cut: PEFT would draw another."""
-    source = sized(tmp_path / "theirs", examples)
+    source = sized(tmp_path / "theirs", examples, kind)
     more = ("lora.rank=2", "model.seq_length=12", "train.init_from_resize=true", "train.steps=1")
     run = trained(examples, tmp_path, "mnli", *POST, f"train.init_from={source}", *more, "train.evaluate_every=0")
     answer = here("convert", run, tmp_path / "peft")
-    assert answer.status == 2 and "has 3 weights besides its adapters that no base has" in answer.err, answer
+    assert answer.status == 2 and f"has {drawn} weights besides its adapters that no base has" in answer.err, answer
     assert f"colonnade merge {run / 'checkpoints' / 'step_00000001'} TARGET" in answer.err
     assert not (tmp_path / "peft").exists()
-    assert here("merge", run, tmp_path / "merged").status == 0
+    answer = here("merge", run, tmp_path / "merged")
+    assert answer.status == 0, answer
     classifier = "head.classifier.weight"
     before, after = whole_tensors(run / "checkpoints" / "step_00000001"), whole_tensors(tmp_path / "merged")
     assert torch.equal(after[classifier], before[classifier])

@@ -107,7 +107,7 @@ class _BaseWeights(NamedTuple):
 def _weights_at(path: Path) -> _BaseWeights:
     found = checkpoint_at(path)
     if found is None and is_published(path):
-        published = open_published(path)
+        published = open_published(path, whole=False)
         return _BaseWeights(path, published.read, published.dtype_of)
     if found is None:
         raise CheckpointError(f"{path} is no checkpoint and no folder of Hugging Face: it is no base of adapters.")
