@@ -55,6 +55,24 @@ def test_an_adapter_costs_its_products_and_begins_as_wide_as_its_input_asks() ->
     assert stated.adapters is not None and stated.adapters.scale == 3.0 and stated.adapters.rank == 2
 
 
+def test_an_adapter_of_a_shorter_stream_costs_its_own_tokens() -> None:
+    """FLOPs are told for a token of the encoder: of 8, and the decoder reads 4; of its memory it reads all 8."""
+    t5 = ModelConfig(kind="t5", num_layers=1, hidden_size=16, num_heads=4, seq_length=8, decoder_seq_length=4)
+    plain, size = architecture_of(t5, 40), 2 * (16 + 64)
+    for target, more in (
+        ("encoder.*mlp.up", {"encoder.blocks.0": size}),
+        ("decoder.*mlp.up", {"decoder.blocks.0": size // 2}),
+        ("decoder.*cross.key_value", {"decoder.blocks.0": 2 * (16 + 32)}),
+    ):
+        stated = with_adapters(plain, LoraConfig(rank=2, targets=(target,)))
+        found = {
+            after.name: after.multiply_adds - before.multiply_adds
+            for before, after in zip(plain.units, stated.units, strict=True)
+            if after != before
+        }
+        assert found == more, target
+
+
 def test_a_target_is_whole_names_behind_a_point() -> None:
     stated = architecture_of(ModelConfig(num_layers=1, hidden_size=16, num_heads=4, seq_length=8), 40)
     with pytest.raises(ConfigError, match=r'lora\.targets has "wn", which matches no linear layer .*mlp\.down'):

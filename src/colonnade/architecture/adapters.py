@@ -39,10 +39,12 @@ def with_adapters(architecture: Architecture, lora: LoraConfig) -> Architecture:
         bucket: tuple(_beside(f"{bucket}.", weights, targets, lora.rank))
         for bucket, weights in architecture.buckets.items()
     }
-    added = {bucket: _size(buckets[bucket]) - _size(architecture.buckets[bucket]) for bucket in buckets}
+    first = max(1, architecture.units[0].length)
 
     def longer(unit: Unit) -> Unit:
-        return unit._replace(multiply_adds=unit.multiply_adds + sum(added[bucket] for bucket in unit.buckets))
+        added = [weight for bucket in unit.buckets for weight in buckets[bucket] if is_adapter(weight.name)]
+        tokens = sum(weight.size * unit.tokens_of(weight.name) for weight in added)
+        return unit._replace(multiply_adds=unit.multiply_adds + tokens // first)
 
     adapters = Adapters(lora.rank, lora.scale, lora.dropout)
     return replace(architecture, buckets=buckets, units=tuple(map(longer, architecture.units)), adapters=adapters)
@@ -122,7 +124,3 @@ def _check_masks(lora: LoraConfig, architecture: Architecture, targets: set[str]
             f"lora.dropout = 0, leave such modules out of lora.targets, or use sequences of at most "
             f"{MASK_ELEMENTS // features:,} tokens."
         )
-
-
-def _size(weights: tuple[Weight, ...]) -> int:
-    return sum(weight.size for weight in weights)
