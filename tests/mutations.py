@@ -2251,6 +2251,13 @@ MUTATIONS = [
         ("tests/architecture/test_adapters.py",),
     ),
     Mutation(
+        "blocks with adapters are taken for blocks without",
+        "architecture/adapters.py",
+        'kind = unit.other_kind(" ".join(["with", *(weight.name for weight in added)]))',
+        "kind = unit.kind",
+        ("tests/architecture/test_adapters.py",),
+    ),
+    Mutation(
         "a rank's mean of what a teacher says is not weighed by its share",
         "tensor_parallel/distillation.py",
         "((every[:, 3] - lacking).exp() * every[:, 4])",

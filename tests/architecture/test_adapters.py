@@ -73,6 +73,15 @@ def test_an_adapter_of_a_shorter_stream_costs_its_own_tokens() -> None:
         assert found == more, target
 
 
+def test_units_with_adapters_and_without_are_of_different_kinds() -> None:
+    """Also where all weights are trained: they take different times and memory."""
+    plain = architecture_of(ModelConfig(num_layers=4, hidden_size=16, num_heads=4, seq_length=8), 40)
+    stated = with_adapters(plain, LoraConfig(rank=2, targets=("blocks.[02].mlp.up", "blocks.3.mlp.down")))
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(unit.kind for unit in stated.units))}
+    assert [numbers[unit.kind] for unit in stated.units] == [0, 1, 2, 1, 3, 4]
+    assert [unit.usual_kind for unit in stated.units] == [unit.kind for unit in plain.units]
+
+
 def test_a_target_is_whole_names_behind_a_point() -> None:
     stated = architecture_of(ModelConfig(num_layers=1, hidden_size=16, num_heads=4, seq_length=8), 40)
     with pytest.raises(ConfigError, match=r'lora\.targets has "wn", which matches no linear layer .*mlp\.down'):

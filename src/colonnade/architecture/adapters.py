@@ -43,8 +43,11 @@ def with_adapters(architecture: Architecture, lora: LoraConfig) -> Architecture:
 
     def longer(unit: Unit) -> Unit:
         added = [weight for bucket in unit.buckets for weight in buckets[bucket] if is_adapter(weight.name)]
+        if not added:
+            return unit
+        kind = unit.other_kind(" ".join(["with", *(weight.name for weight in added)]))
         tokens = sum(weight.size * unit.tokens_of(weight.name) for weight in added)
-        return unit._replace(multiply_adds=unit.multiply_adds + tokens // first)
+        return unit._replace(kind=kind, multiply_adds=unit.multiply_adds + tokens // first)
 
     adapters = Adapters(lora.rank, lora.scale, lora.dropout)
     return replace(architecture, buckets=buckets, units=tuple(map(longer, architecture.units)), adapters=adapters)

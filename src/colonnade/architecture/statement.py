@@ -90,12 +90,12 @@ class Unit(NamedTuple):
     """Whether something before it is trained, so that it hands on gradients of what it takes."""
 
     def other_kind(self, what: object) -> str:
-        """Of such units that differ in what is trained or mapped to a teacher's states, told apart by `what`."""
+        """Of such units that differ in what is trained, adapted or mapped to a teacher's states: by `what`."""
         return f"{self.kind}, {what}"
 
     @property
     def usual_kind(self) -> str:
-        """The kind that it has where all of the model is trained, and nothing is mapped: without `other_kind`."""
+        """The kind that it has where all of the model is trained, and nothing added: without `other_kind`."""
         return self.kind.partition(", ")[0]
 
     @property
