@@ -15,8 +15,10 @@ from colonnade.convert import to_huggingface
 from colonnade.convert.card import _history
 from colonnade.convert.convert import _size
 from colonnade.convert.to_huggingface import Opened, _ids, _with_template
+from colonnade.mesh.mesh import Mesh
+from colonnade.serving.trained import open_trained
 from tests.commands import here
-from tests.convert.published import MODELS, classes, heard, saved, state_of, transformers
+from tests.convert.published import MODELS, VOCAB, classes, heard, saved, state_of, transformers
 from tests.data.test_sentencepiece import CONTROL, UNKNOWN, piece
 from tests.parity.runs import SERIAL, Case, configured
 from tests.runs import whole_tensors
@@ -91,6 +93,22 @@ def test_the_checkpoint_knows_its_model(tmp_path: Path) -> None:
     assert (model.vocab_size, model.tie_embeddings, model.norm_epsilon) == (61, False, 1e-6)
     metadata = read_manifest(tmp_path / "ours").metadata
     assert metadata["step"] == 0 and metadata["converted_from"]["family"] == "Mistral"
+
+
+@pytest.mark.parametrize(("said", "kept", "used"), [(5, 5, 5), (None, 3, 1), (VOCAB, 3, 1)])
+def test_a_decoder_begins_with_the_token_that_it_was_published_with(
+    said: int | None, kept: int, used: int, tmp_path: Path
+) -> None:
+    """Which need not be the one that pads, as in MADLAD-400. Where none is said that it has, that is written, and
+    text is begun as in training here.
+    """
+    saved(tmp_path / "theirs", "t5")
+    file = tmp_path / "theirs" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pad_token_id": 3, "decoder_start_token_id": said}))
+    converted(tmp_path / "theirs", tmp_path / "ours")
+    converted(tmp_path / "ours", tmp_path / "back")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["decoder_start_token_id"] == kept
+    assert open_trained(tmp_path / "ours", Mesh(), torch.device("cpu")).stages.start == used
 
 
 def test_the_number_format_can_be_another(tmp_path: Path) -> None:

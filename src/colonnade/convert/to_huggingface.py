@@ -28,12 +28,13 @@ from colonnade.data.text_template import with_control_tokens, with_end
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import INDEX
-from colonnade.huggingface.folder import CONFIG, GENERATION_CONFIG, TOKEN_IDS, ids_in, open_published
+from colonnade.huggingface.folder import CONFIG, GENERATION_CONFIG, START, TOKEN_IDS, ids_in, open_published
 from colonnade.huggingface.order import to_theirs
 from colonnade.huggingface.write import Planned, PlannedFile, Writer, index_of, plan_files
 from colonnade.serving.trained import described, template_of, tokenizer_of
 from colonnade.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 from colonnade.train.metadata import MOST_BYTES, RunMetadata
+from colonnade.train.published import start_of
 
 _BEGIN, _END, _PAD = TOKEN_IDS
 _SPECIAL = {
@@ -143,7 +144,8 @@ def _beside(it: Opened, files: list[PlannedFile], dtype: torch.dtype) -> dict[st
     kind = str(dtype).removeprefix("torch.")
     ids = _ids(it)
     config = {"architectures": [it.family.architecture], "model_type": it.family.model_type, "torch_dtype": kind}
-    start = {"decoder_start_token_id": ids["pad_token_id"]} if it.family.has_decoder else {}
+    first = start_of(it.manifest, it.metadata.model.vocab_size)
+    start = {START: ids[_PAD] if first is None else first} if it.family.has_decoder else {}
     texts = {CONFIG: _json(config | it.their_config | _labels(it) | ids | start)}
     if it.tokenizer is not None:
         texts["tokenizer.json"] = _tokenizer_json(it, it.tokenizer)

@@ -28,6 +28,8 @@ CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Keys of config.json that change nothing of the model. A checkpoint keeps them: text ends where they say, and they go
 back."""
+START = "decoder_start_token_id"
+"""Another: what a decoder beside an encoder begins with."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 _OLD = re.compile(r"LayerNorm\.(gamma|beta)$")
 _NEW = {"gamma": "LayerNorm.weight", "beta": "LayerNorm.bias"}
@@ -140,7 +142,7 @@ def open_published(folder: Path, *, whole: bool = True) -> Published:
     sources, stored = matched(folder, family, model, found, described=described, lacks=lacks)
     facts = {
         "config_sha256": hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest(),
-        **{key: content[key] for key in TOKEN_IDS if key in content},
+        **{key: content[key] for key in (*TOKEN_IDS, START) if key in content},
     }
     return Published(folder, family, model, model.vocab_size, sources, stored, facts, labels=labels_of(content, model))
 

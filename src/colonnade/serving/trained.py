@@ -60,7 +60,7 @@ from colonnade.train.init_from import origin_at
 from colonnade.train.metadata import MOST_BYTES, RunMetadata, config_of, metadata_of
 from colonnade.train.newest import checkpoint_at
 from colonnade.train.products import served_by, slices_of
-from colonnade.train.published import ends_of, object_of
+from colonnade.train.published import ends_of, object_of, start_of
 from colonnade.train.recovery import OPTIMIZER, shard
 from colonnade.train.state import build_model
 
@@ -89,6 +89,8 @@ class Trained:
     """Whether the checkpoint is a published model as it was converted."""
     ends: frozenset[int] = frozenset()
     """Tokens that end a text, where the checkpoint says them."""
+    start: int | None = None
+    """The token that a T5's own text begins with, where the checkpoint says it."""
 
     @cached_property
     def chat(self) -> Chat:
@@ -104,7 +106,8 @@ class Trained:
     def stages(self) -> Stages:
         """For what writes text. ConfigError for a model that does not."""
         if isinstance(self.model, T5):
-            return Stages(self.model, self.mesh.tp, self.mesh.pp, self.hidden, end_and_start(self.tokenizer)[1])
+            start = end_and_start(self.tokenizer)[1] if self.start is None else self.start
+            return Stages(self.model, self.mesh.tp, self.mesh.pp, self.hidden, start)
         if not isinstance(self.model, GPT):
             raise ConfigError(f"a model of kind {self._kind} does not go on with a text: {_HELD_OUT}")
         return Stages(self.model, self.mesh.tp, self.mesh.pp, self.hidden)
@@ -306,6 +309,7 @@ def open_trained(
         labels=metadata.labels,
         is_converted="converted_from" in manifest.metadata,
         ends=ends_of(path, manifest, tokenizer),
+        start=start_of(manifest, vocab_size),
     )
 
 

@@ -14,7 +14,7 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.tokenizer_config import control_tokens
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import read_json
-from colonnade.huggingface.folder import GENERATION_CONFIG, TOKEN_IDS, Published, ids_in
+from colonnade.huggingface.folder import GENERATION_CONFIG, START, TOKEN_IDS, Published, ids_in
 from colonnade.tokenizer_files import CONFIG
 from colonnade.train.metadata import MOST_BYTES, PublishedMetadata, metadata_of
 
@@ -103,6 +103,15 @@ def ends_of(path: Path, manifest: Manifest, tokenizer: Tokenizer) -> frozenset[i
     if own is not None:
         return frozenset()
     return frozenset(named_end(object_of(path, manifest, CONFIG), tokenizer))
+
+
+def start_of(manifest: Manifest, vocab_size: int) -> int | None:
+    """The token that the decoder of a converted model begins with, beside its encoder; None where nothing is said, and
+    for a run, which begins with that of its own tokenizer.
+    """
+    came = manifest.metadata.get("converted_from")
+    said = _tokens(came.get(START)) if isinstance(came, dict) else ()
+    return next((each for each in said if each < vocab_size), None)
 
 
 def named_end(names: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[int]:
