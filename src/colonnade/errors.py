@@ -122,10 +122,10 @@ class CheckpointError(ColonnadeError):
     """A checkpoint that is missing, incomplete, damaged, of another model, or from a newer version."""
 
     @classmethod
-    def of_broken_weights(cls, logits: str) -> "CheckpointError":
-        """Of a model whose `logits`, in words, are no finite numbers."""
+    def of_broken_weights(cls, made: str) -> "CheckpointError":
+        """Of a model of which what is `made`, in words, is no finite numbers."""
         return cls(
-            f"the model's {logits} are not finite: its weights are broken, as after training that diverged. Use an "
+            f"the model's {made} are not finite: its weights are broken, as after training that diverged. Use an "
             "earlier checkpoint, and train on from it with a lower optim.learning_rate."
         )
 

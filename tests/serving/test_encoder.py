@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import DataError
+from colonnade.errors import CheckpointError, DataError
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert import BERT
 from colonnade.serving.encoder import _filled, _with_gaps, embeddings, fillings
@@ -192,6 +192,15 @@ def test_vectors_of_a_pre_norm_model_are_of_what_its_last_norm_makes(tmp_path: P
         with torch.no_grad():
             expected = model.bert(ids_of(tokenizer, text)).last_hidden_state[0].mean(0)
         np.testing.assert_allclose(vector.numpy(), expected.numpy(), rtol=1e-6)  # it is kept in float32
+
+
+def test_broken_weights_fill_no_gap_and_make_no_vectors(bert: tuple[Path, Any, Tokenizer]) -> None:
+    trained = open_trained(bert[0], Mesh(), torch.device("cpu"))
+    next(trained.model.parameters()).fill_(torch.nan)
+    with pytest.raises(CheckpointError, match="the model's logits of words are not finite"):
+        fillings(trained, Mesh(), ["[MASK]"], top=1)
+    with pytest.raises(CheckpointError, match="the model's vectors of texts are not finite"):
+        embeddings(trained, Mesh(), ["dog"], batch_size=1)
 
 
 def test_vectors_have_the_length_of_one(bert: tuple[Path, Any, Tokenizer]) -> None:

@@ -12,15 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from colonnade.cli_predict import _unwritable
 from colonnade.data.sidecar import ExampleFields
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import ConfigError
+from colonnade.errors import CheckpointError, ConfigError
 from colonnade.examples.formats import FORMATS
 from colonnade.examples.make import make_examples
+from colonnade.mesh.mesh import Mesh
 from colonnade.serving import predict as predicting
-from colonnade.serving.predict import Predictions, averaged, check_options, columns_of, predict_any, show
+from colonnade.serving.predict import Predictions, averaged, check_options, columns_of, predict, predict_any, show
+from colonnade.serving.trained import find, open_trained
 from tests.commands import forked, here
 from tests.runs import Finished, metrics
 from tests.slow import first_fast
@@ -167,6 +170,13 @@ def test_a_model_that_was_trained_here_labels_examples_whose_labels_have_other_n
     assert forked("train", path, f"data.validation={tmp_path / 'mrpc'}", "train.steps=1").status == 0
     measured = here("evaluate", tmp_path / "run", "--part", "validation")
     assert measured.status == 0 and "their numbers are taken to mean the same" in measured.out, measured
+
+
+def test_nothing_is_predicted_by_broken_weights(examples: Path, runs: dict[str, Path]) -> None:
+    trained = open_trained(find(runs["mnli"]), Mesh(), torch.device("cpu"))
+    next(trained.model.parameters()).fill_(math.nan)
+    with pytest.raises(CheckpointError, match="the model's logits of labels are not finite"):
+        predict(trained, Mesh(), [examples / "mnli"], format_name=None, batch_size=4)
 
 
 def test_a_language_model_tells_no_labels(finished: Finished, examples: Path) -> None:

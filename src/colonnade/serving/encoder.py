@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from colonnade.atomic import write_whole
 from colonnade.data.example_dataset import PairTokens
-from colonnade.errors import ConfigError, DataError
+from colonnade.errors import CheckpointError, ConfigError, DataError
 from colonnade.mesh.collectives import all_reduce, broadcast_
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert import BERT, BertInputs
@@ -39,7 +39,7 @@ class Filling(NamedTuple):
 def fillings(trained: Trained, mesh: Mesh, texts: Sequence[str], *, top: int) -> list[list[list[Filling]]]:
     """Of each text, for each [MASK] in it, the `top` likeliest words; every rank calls this, and gets it.
 
-    DataError for a text without a [MASK], or one that is too long.
+    DataError for a text without a [MASK], or one that is too long, CheckpointError for logits that are not finite.
     """
     model = trained.model
     if not isinstance(model, BERT):
@@ -62,7 +62,7 @@ def embeddings(
 ) -> tuple[Tensor, int]:
     """Vectors float32 [n, h] of n texts (`normalize`: of length 1), and how many texts were too long and lost their
     end; every rank calls this, and gets it. `control_tokens`: names of these in a text are these. All-reduces the
-    vectors over pp.
+    vectors over pp. CheckpointError for vectors that are not finite.
     """
     model = trained.model
     if trained.config.model.kind != "bert" or not isinstance(model, Stack):
@@ -79,6 +79,8 @@ def embeddings(
             found[chosen] = means.float().cpu()
     device = next(model.parameters()).device
     found = all_reduce(found.to(device), mesh.pp).cpu()
+    if not found.isfinite().all():
+        raise CheckpointError.of_broken_weights("vectors of texts")
     return nn.functional.normalize(found, dim=-1) if normalize else found, sum(
         len(ids) > longest - 2 for ids in encoded
     )
@@ -146,6 +148,8 @@ def _of_text(
     if carry is not None:
         logits = model.head.word_logits(model.residual(carry)[gaps])
     broadcast_(logits, mesh.pp, source=mesh.pp.size - 1)
+    if not logits.isfinite().all():
+        raise CheckpointError.of_broken_weights("logits of words")
     names = trained.tokenizer.names
     words = torch.from_numpy(trained.tokenizer.ids)  # a table may have more rows than these
     likeliest = logits.double().cpu().softmax(-1)[:, words].topk(min(top, len(words)))

@@ -26,7 +26,7 @@ from colonnade.data.indexed import idx_path
 from colonnade.data.label_names import compare_labels, numbers_of
 from colonnade.data.loader import evaluation_batches
 from colonnade.data.sidecar import ExampleFields
-from colonnade.errors import ConfigError, DataError
+from colonnade.errors import CheckpointError, ConfigError, DataError
 from colonnade.examples.formats import FORMATS, WITH_TEMPLATE, format_of
 from colonnade.examples.make import make_examples
 from colonnade.mesh.mesh import Mesh
@@ -162,7 +162,9 @@ def predict_any(
 def predict(
     trained: Trained, mesh: Mesh, inputs: Sequence[Path], *, format_name: str | None, batch_size: int
 ) -> Predictions:
-    """Of one token file of examples, or files of a benchmark's `format_name`; every rank calls this, and gets it."""
+    """Of one token file of examples, or files of a benchmark's `format_name`; every rank calls this, and gets it.
+    CheckpointError for logits that are not finite.
+    """
     model, head = trained.model, trained.config.model.head
     if not isinstance(model, LabelBERT) or head == "none":
         raise ConfigError(
@@ -190,6 +192,8 @@ def predict(
         )
         columns = columns_of(trained, fields_of(file), model.num_logits)
         logits, targets = task.logits(model, batches, dp=mesh.data, pp=mesh.pp, hidden=trained.hidden)
+        if not logits.isfinite().all():
+            raise CheckpointError.of_broken_weights("logits of labels")
         return Predictions(fields_of(file), logits[:, columns].numpy(), targets.numpy())
 
 
