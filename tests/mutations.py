@@ -7024,8 +7024,8 @@ MUTATIONS = [
     Mutation(
         "a model card counts a sample a step",
         "convert/card.py",
-        "tokens = metadata.samples * config.model.seq_length",
-        "tokens = metadata.step * config.model.seq_length",
+        "up to {samples * config.model.seq_length:,} tokens",
+        "up to {step * config.model.seq_length:,} tokens",
         ("tests/convert/test_round_trip.py",),
     ),
     Mutation(

@@ -261,6 +261,7 @@ def test_a_merged_checkpoint_says_what_it_was_merged_from() -> None:
     """And what its weights were trained with: the tokenizer, and the names of labels."""
     metadata = SimpleNamespace(
         step=7,
+        samples=28,
         model=SimpleNamespace(vocab_size=VOCAB),
         tokenizer_sha256="0" * 64,
         labels=("no", "yes"),
@@ -270,7 +271,9 @@ def test_a_merged_checkpoint_says_what_it_was_merged_from() -> None:
     adapters = SimpleNamespace(rank=4, scale=0.5)
     it: Any = SimpleNamespace(config=configured(Case(parts="lora"), SERIAL), metadata=metadata, adapters=adapters)
     found = _metadata(it)
-    assert found["merged_from"] == {"step": 7, "rank": 4, "scale": 0.5, "base": "/models/base"}
+    assert found["merged_from"] == {
+        "step": 7, "samples": 28, "rank": 4, "scale": 0.5, "base": "/models/base",
+    }  # fmt: skip
     assert (found["step"], found["samples"], found["labels"]) == (0, 0, ["no", "yes"])
     assert found["tokenizer_sha256"] == "0" * 64 and found["published"] is None
     metadata.base, metadata.published = None, SimpleNamespace(model_dump=lambda: {"begin": 3})

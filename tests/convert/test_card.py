@@ -24,7 +24,7 @@ TABLE = """\
 """
 
 
-def made(came: Any, *files: str, train: str | None = None) -> str:
+def made(came: Any, *files: str, train: str | None = None, **more: object) -> str:
     config = configured(Case(), SERIAL)
     of_run = {
         "model": MODEL,
@@ -32,7 +32,7 @@ def made(came: Any, *files: str, train: str | None = None) -> str:
         "data": config.data.model_copy(update={"train": train}),
     }
     metadata: Any = SimpleNamespace(step=1234, samples=5000, model=SimpleNamespace(vocab_size=1200))
-    manifest: Any = SimpleNamespace(metadata={} if came is None else {"converted_from": came})
+    manifest: Any = SimpleNamespace(metadata={**more, **({} if came is None else {"converted_from": came})})
     return card(config.model_copy(update=of_run), metadata, manifest, FAMILIES["gpt2"], "bfloat16", files)
 
 
@@ -48,6 +48,19 @@ def test_a_trained_model_is_described_by_its_run() -> None:
     assert "- optimizer: adamw, learning rate 0.01, cosine decay, 8 samples a step, computed in fp64" in lines
     assert "- token files: `news`" in lines and "/disk" not in text and "secret" not in text
     assert "from transformers import GPT2LMHeadModel" in lines and "AutoTokenizer" not in text, "it has none"
+
+
+@pytest.mark.parametrize(
+    ("merged", "said"),
+    [
+        ({"step": 2, "samples": 16}, "step 2 of 5: 16 samples, up to 32,768 tokens."),
+        ({"step": 2}, "step 2 of 5."),
+        ({"step": "2", "samples": -1}, "step 1,234 of 5."),
+    ],
+)
+def test_what_was_merged_is_described_by_the_run_of_its_adapters(merged: dict[str, object], said: str) -> None:
+    """A merge begins at step 0 again. Its metadata did not tell of samples at first, and may be a stranger's."""
+    assert f"Trained by the run `gpt-small` with Colonnade, {said}" in made(None, merged_from=merged).splitlines()
 
 
 @pytest.mark.parametrize(("came", "name"), [({"name": "their-model"}, "their-model"), ({}, "?")])

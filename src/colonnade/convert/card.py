@@ -24,7 +24,7 @@ def card(
         name = clip(str(came.get("name", "?")))
         history = [f"Converted from `{name}` ({family.title}) without training in between."]
     else:
-        history = _history(config, metadata, name)
+        history = _history(config, metadata, name, manifest.metadata.get("merged_from"))
     model = config.model
     parameters = architecture_of(model, metadata.model.vocab_size).num_parameters
     lines = [
@@ -51,13 +51,13 @@ def card(
     return "\n".join(lines)
 
 
-def _history(config: Config, metadata: RunMetadata, name: str) -> list[str]:
-    """What the checkpoint knows of its run."""
-    tokens = metadata.samples * config.model.seq_length
+def _history(config: Config, metadata: RunMetadata, name: str, merged: object = None) -> list[str]:
+    """What the checkpoint knows of its run; `merged`: of that of its adapters, which a merge was made of."""
+    step, samples = _reached(metadata, merged)
+    of_samples = "" if samples is None else f": {samples:,} samples, up to {samples * config.model.seq_length:,} tokens"
     optimizer = f"{config.optim.name}, learning rate {config.optim.learning_rate:g}, {config.optim.decay} decay"
     lines = [
-        f"Trained by the run `{name}` with Colonnade, step {metadata.step:,} of "
-        f"{config.train.steps:,}: {metadata.samples:,} samples, up to {tokens:,} tokens.",
+        f"Trained by the run `{name}` with Colonnade, step {step:,} of {config.train.steps:,}{of_samples}.",
         "",
         f"- optimizer: {optimizer}, {config.train.global_batch_size:,} samples a step, computed in "
         f"{config.train.precision}",
@@ -67,6 +67,16 @@ def _history(config: Config, metadata: RunMetadata, name: str) -> list[str]:
         names = ", ".join(f"`{clip(Path(without_credentials(each)).name)}`" for each in data)
         lines.append(f"- token files: {names}")
     return lines
+
+
+def _reached(metadata: RunMetadata, merged: object) -> tuple[int, int | None]:
+    """Step and samples; None: nobody wrote them down."""
+    if not isinstance(merged, dict):
+        return metadata.step, metadata.samples
+    step, samples = (
+        each if type(each := merged.get(key)) is int and each >= 0 else None for key in ("step", "samples")
+    )
+    return metadata.step if step is None else step, samples
 
 
 def _use(family: Family, is_causal: bool, has_tokenizer: bool) -> list[str]:

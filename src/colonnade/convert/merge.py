@@ -60,6 +60,7 @@ def _metadata(it: Adapted) -> dict[str, Any]:
         "published": None if it.metadata.published is None else it.metadata.published.model_dump(),
         "merged_from": {
             "step": it.metadata.step,
+            "samples": it.metadata.samples,
             "rank": it.adapters.rank,
             "scale": it.adapters.scale,
             "base": None if base is None else base.path,
