@@ -2330,8 +2330,8 @@ MUTATIONS = [
     Mutation(
         "a further model of an ensemble computes in its own precision, not in the one asked for",
         "serving/trained.py",
-        "next(beside.model.parameters()).device, beside.precision)",
-        "next(beside.model.parameters()).device)",
+        "open_trained(checkpoint, mesh, device, beside.precision, base=base)",
+        "open_trained(checkpoint, mesh, device, base=base)",
         ("tests/serving/test_trained.py",),
     ),
     Mutation(

@@ -81,6 +81,8 @@ class Trained:
     """In which it computes."""
     base: BaseMetadata | None = None
     """Of adapters."""
+    base_at: Path | None = None
+    """Where it was said to lie now; None: where it lay."""
     template: ChatTemplate | None = None
     """How conversations are written down, where the checkpoint says it."""
     labels: tuple[str, ...] = ()
@@ -182,11 +184,15 @@ def opened(
 
 
 def open_another(path: Path, mesh: Mesh, beside: Trained) -> Trained:
-    """A further checkpoint on the ranks, device and precision of one that is open; every rank calls this."""
+    """A further checkpoint on the ranks, device and precision of one that is open, and of adapters of the same base
+    beside that; every rank calls this.
+    """
     checkpoint = find(path)
-    _, config, _ = described(checkpoint)
+    _, config, metadata = described(checkpoint)
     _check_layout(checkpoint, config.model, mesh.tp.size, mesh.pp.size)
-    return open_trained(checkpoint, mesh, next(beside.model.parameters()).device, beside.precision)
+    both = metadata.base is not None and beside.base is not None and metadata.base.files == beside.base.files
+    device, base = next(beside.model.parameters()).device, beside.base_at if both else None
+    return open_trained(checkpoint, mesh, device, beside.precision, base=base)
 
 
 def _check_layout(checkpoint: Path, model: ModelConfig, tp: int, pp: int) -> None:
@@ -305,6 +311,7 @@ def open_trained(
         step=metadata.step,
         precision=used,
         base=metadata.base,
+        base_at=base,
         template=template_of(path, manifest),
         labels=metadata.labels,
         is_converted="converted_from" in manifest.metadata,
