@@ -330,9 +330,11 @@ def test_a_weight_is_merged_with_the_adapter_of_its_own_module(
 
 
 def test_a_checkpoint_with_more_than_adapters_is_no_folder_of_peft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its base lacks would be lost: a head that was drawn, a norm that was trained."""
+    """What its base lacks would be lost: a head that was drawn, a norm that was trained. Maps to a teacher's states
+    belong to training alone.
+    """
     base = {"a.weight": torch.ones(3, 4)}
-    here = {f"a{LORA_A}": torch.ones(2, 4), f"a{LORA_B}": torch.ones(3, 2)}
+    here = {f"a{LORA_A}": torch.ones(2, 4), f"a{LORA_B}": torch.ones(3, 2), "a.to_teacher.weight": torch.ones(5, 4)}
     _check_only_adapters(beside_a_base(here, base, monkeypatch))
     for names, said in ((["n.weight"], r"has 1 weight besides .* \(n\.weight\)"),
                         (["n.weight", "n.bias"], r"has 2 weights besides .* \(n\.weight, …\)")):  # fmt: skip

@@ -14,7 +14,7 @@ from colonnade.config.load import load
 from colonnade.convert import to_huggingface
 from colonnade.convert.card import _history
 from colonnade.convert.convert import _size
-from colonnade.convert.to_huggingface import Opened, _ids, _with_template
+from colonnade.convert.to_huggingface import Opened, _ids, _listed, _with_template
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving.trained import open_trained
 from tests.commands import here
@@ -318,6 +318,16 @@ def test_a_card_names_all_token_files_and_no_credentials() -> None:
 )
 def test_sizes_of_files_are_in_the_units_that_they_name(text: str, size: int) -> None:
     assert _size(text) == size
+
+
+def test_what_belongs_to_training_is_left_and_told() -> None:
+    names = ("optimizer.exp_avg.a", "optimizer.exp_avg_sq.a", "blocks.0.to_teacher.weight")
+    it: Any = SimpleNamespace(sources={}, manifest=SimpleNamespace(tensors=dict.fromkeys(names)))
+    assert _listed(it, torch.float32) == [
+        "  left: 2 tensors of the optimizer",
+        "  left: blocks.0.to_teacher.weight",
+        "Nothing was written (--dry-run).",
+    ]
 
 
 def test_several_tokens_may_end_a_text() -> None:

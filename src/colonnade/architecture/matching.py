@@ -14,6 +14,11 @@ from colonnade.config.model import ModelConfig
 TO_TEACHER = "to_teacher"
 
 
+def is_map(name: str) -> bool:
+    """Whether this is the logical name of a map's weight."""
+    return name.endswith(f".{TO_TEACHER}.weight")
+
+
 def with_maps(architecture: Architecture, model: ModelConfig, distillation: DistillationConfig) -> Architecture:
     """`architecture` with a map in every block of distillation.student_layers; itself where widths are the same."""
     size = distillation.teacher_hidden_size

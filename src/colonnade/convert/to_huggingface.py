@@ -15,6 +15,7 @@ from colonnade.architecture.huggingface.keys import Refused, lines_of
 from colonnade.architecture.huggingface.statement import Family, Source
 from colonnade.checkpoint.confined import read_plain
 from colonnade.checkpoint.manifest import Manifest, verify
+from colonnade.checkpoint.plan import names_in_words
 from colonnade.checkpoint.whole import read_whole
 from colonnade.config.numbers import amount, counted
 from colonnade.config.schema import Config
@@ -35,6 +36,7 @@ from colonnade.serving.trained import described, template_of, tokenizer_of
 from colonnade.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 from colonnade.train.metadata import MOST_BYTES, RunMetadata
 from colonnade.train.published import start_of
+from colonnade.train.recovery import OPTIMIZER
 
 _BEGIN, _END, _PAD = TOKEN_IDS
 _SPECIAL = {
@@ -268,6 +270,10 @@ def _listed(it: Opened, dtype: torch.dtype) -> list[str]:
         before = str(it.manifest.tensors[name].dtype).removeprefix("torch.")
         change = before if before == after else f"{before} -> {after}"
         lines.append(f"  {name} -> {' + '.join(source.theirs)} {list(source.shape)} {change}")
-    left = sorted(it.manifest.tensors.keys() - it.sources.keys())
-    moments = [f"  left: {len(left)} tensors of the optimizer"] if left else []
-    return [*lines, *moments, "Nothing was written (--dry-run)."]
+    left = it.manifest.tensors.keys() - it.sources.keys()
+    moments = {name for name in left if name.startswith(OPTIMIZER)}
+    if moments:
+        lines.append(f"  left: {counted(len(moments), 'tensor')} of the optimizer")
+    if left - moments:
+        lines.append(f"  left: {names_in_words(left - moments)}")
+    return [*lines, "Nothing was written (--dry-run)."]

@@ -17,6 +17,7 @@ from colonnade.architecture.adapters import LORA_A, LORA_B, WEIGHT, is_adapter
 from colonnade.architecture.huggingface.families import family_of
 from colonnade.architecture.huggingface.keys import Refused, lines_of
 from colonnade.architecture.huggingface.statement import Source
+from colonnade.architecture.matching import is_map
 from colonnade.checkpoint.manifest import verify
 from colonnade.checkpoint.schema import clip
 from colonnade.config.compare import as_now, model_metadata
@@ -66,8 +67,11 @@ def to_peft(checkpoint: Path, target: Path, *, dtype: torch.dtype | None, dry_ru
 
 
 def _check_only_adapters(it: Adapted) -> None:
-    """A checkpoint beside a base has all that the base does not have: trained, drawn, or of another size."""
-    others = [name for name in it.architecture.weights() if name in it.manifest.tensors and not is_adapter(name)]
+    """A checkpoint beside a base has all that the base does not have: trained, drawn, or of another size. Maps to a
+    teacher's hidden states belong to training, and are left out.
+    """
+    own = [name for name in it.architecture.weights() if name in it.manifest.tensors]
+    others = [name for name in own if not is_adapter(name) and not is_map(name)]
     if others:
         more = ", …" if len(others) > 1 else ""
         raise CheckpointError(
