@@ -1,10 +1,12 @@
 """What cannot be converted is one message with the remedy, exit status 2, and nothing left behind."""
 
 import codecs
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import tokenizers
 import torch
 
 from colonnade.checkpoint import files as checkpoint_files
+from colonnade.checkpoint.manifest import SavedFile, read_manifest, to_json
 from colonnade.convert import target as targets
 from colonnade.huggingface import write
 from colonnade.lock import NAME as LOCK
@@ -55,6 +58,20 @@ def refused(tmp_path: Path, *arguments: object) -> str:
     assert {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert answer.err.startswith("colonnade: ") and "Traceback" not in answer.err
     return answer.err
+
+
+def converted_to(folder: Path, target: Path) -> Path:
+    converted(folder, target)
+    return target
+
+
+def with_file(checkpoint: Path, name: str, content: bytes) -> Path:
+    """A checkpoint with a file of this content, which its manifest knows."""
+    (checkpoint / name).write_bytes(content)
+    manifest = read_manifest(checkpoint)
+    files = {**manifest.files, name: SavedFile(len(content), hashlib.sha256(content).hexdigest())}
+    (checkpoint / "manifest.json").write_text(to_json(replace(manifest, files=files)))
+    return checkpoint
 
 
 def change(folder: Path, **keys: Any) -> None:
@@ -166,6 +183,44 @@ def test_keys_that_are_null_or_change_nothing_are_let_pass(copied: Callable[[str
     assert plain.keys() == ours.keys() and all(torch.equal(x, ours[name]) for name, x in plain.items())
 
 
+def test_classes_that_are_no_list_name_no_head(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    change(folder := copied("bert"), architectures=5)
+    converted(folder, tmp_path / "ours")
+    assert 'head = "pretraining"' in (tmp_path / "ours" / "config.toml").read_text()
+
+
+def test_half_a_character_in_files_beside_a_model_goes_there_and_back(
+    copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """JSON can say it, and UTF-8 cannot."""
+    content = {"note": "schön \ud800"}
+    names = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+    folder = copied("gpt2")
+    for name in names:
+        (folder / name).write_text(json.dumps(content))
+    converted(folder, tmp_path / "ours")
+    converted(tmp_path / "ours", tmp_path / "back")
+    for place in ("ours", "back"):
+        kept = [json.loads((tmp_path / place / name).read_text(encoding="utf-8")) for name in names]
+        assert [each.get("note") for each in kept] == [content["note"]] * 3, place
+
+
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "generation_config.json"])
+def test_a_file_beside_a_checkpoint_that_is_no_text_is_damaged(
+    name: str, copied: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Though its bytes are those that were written."""
+    made = with_file(converted_to(copied("gpt2"), tmp_path / "ours"), name, b"\xff")
+    assert f"{made / name} is damaged: it is not text" in refused(tmp_path, made, tmp_path / "back")
+
+
+def test_settings_of_a_tokenizer_that_are_none_are_left(copied: Callable[[str], Path], tmp_path: Path) -> None:
+    made = with_file(converted_to(copied("gpt2"), tmp_path / "ours"), "tokenizer_config.json", b"[1, 2]")
+    converted(made, tmp_path / "back")
+    kept = json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())
+    assert kept["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
@@ -180,6 +235,10 @@ def test_keys_that_are_null_or_change_nothing_are_let_pass(copied: Callable[[str
             "transformer.ln_f.bias is in I8: weights are read in F64, F32, F16, BF16",
         ),
         (lambda x: x.update({"lm_head.weight": torch.ones(61, 24)}), "with different numbers"),
+        (
+            lambda x: x.update({"lm_head.weight": x["transformer.wte.weight"].to(torch.float8_e4m3fn)}),
+            "lm_head.weight is in F8_E4M3: weights are read in F64, F32, F16, BF16, not quantized ones",
+        ),
         (lambda x: x.clear(), "has 0 tensors"),
     ],
 )

@@ -134,13 +134,18 @@ def _files(it: Foreign, dtype: torch.dtype) -> dict[str, bytes]:
         files["tokenizer.json"] = it.known.tokenizer.to_json().encode()
     for name, path in it.beside.items():
         if "auto_map" not in (content := read_json(path)):
-            files[name] = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+            files[name] = _json(content)
     template = it.template
     if template is not None:
         files.setdefault(CONFIG, b"{}")
         content = {**json.loads(files[CONFIG]), "chat_template": read_text(template)}
-        files[CONFIG] = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+        files[CONFIG] = _json(content)
     return files
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    """Halves of surrogate pairs, which UTF-8 does not have, as JSON's own escapes."""
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 def _metadata(published: Published, tokenizer: Tokenizer | None) -> dict[str, Any]:

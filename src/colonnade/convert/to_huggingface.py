@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,6 @@ from torch import Tensor
 from colonnade.architecture.huggingface.families import family_of
 from colonnade.architecture.huggingface.keys import Refused, lines_of
 from colonnade.architecture.huggingface.statement import Family, Source
-from colonnade.checkpoint.confined import read_plain
 from colonnade.checkpoint.manifest import Manifest, verify
 from colonnade.checkpoint.plan import names_in_words
 from colonnade.checkpoint.whole import read_whole
@@ -34,8 +33,8 @@ from colonnade.huggingface.order import to_theirs
 from colonnade.huggingface.write import Planned, PlannedFile, Writer, index_of, plan_files
 from colonnade.serving.trained import described, template_of, tokenizer_of
 from colonnade.tokenizer_files import CONFIG as TOKENIZER_CONFIG
-from colonnade.train.metadata import MOST_BYTES, RunMetadata
-from colonnade.train.published import start_of
+from colonnade.train.metadata import RunMetadata
+from colonnade.train.published import object_of, start_of, text_of
 from colonnade.train.recovery import OPTIMIZER
 
 _BEGIN, _END, _PAD = TOKEN_IDS
@@ -156,9 +155,10 @@ def _beside(it: Opened, files: list[PlannedFile], dtype: torch.dtype) -> dict[st
         texts[GENERATION_CONFIG] = _json(_generation(it, ids))
     for name in BESIDE:
         if name in it.manifest.files:
-            text = read_plain(it.path / name, MOST_BYTES).decode()
-            if name == TOKENIZER_CONFIG and name in texts and "tokenizer_class" not in (kept := json.loads(text)):
-                text = _json(_with_template(json.loads(texts[name]), kept))
+            text = text_of(it.path, it.manifest, name)
+            if name == TOKENIZER_CONFIG and name in texts:
+                kept = object_of(it.path, it.manifest, name)
+                text = text if "tokenizer_class" in kept else _json(_with_template(json.loads(texts[name]), kept))
             texts[name] = text
     index = index_of(files)
     if index is not None:
@@ -211,7 +211,7 @@ def _generation(it: Opened, ids: dict[str, Any]) -> dict[str, Any]:
     return {**published.sampling, **ids} if published and published.sampling else {"_from_model_config": True, **ids}
 
 
-def _with_template(ours: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+def _with_template(ours: dict[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
     """A run's own tokenizer_config.json has a chat template, and the tokens that it may write. Another that it names
     wrote nothing in training, and is left out.
     """

@@ -230,7 +230,8 @@ def matched(
     there = {ours: each for ours, each in sources.items() if ours not in lacks or stored.keys() >= {*each.theirs}}
     sources, wanted = there, {name: source for source in there.values() for name in source.theirs}
     missing = wanted.keys() - stored.keys()
-    problems = [*_surplus(surplus), *twice, *_missing(missing), *_odd(wanted, stored)]
+    read = [*wanted, *(name for name, second in seconds.items() if second.is_equal)]
+    problems = [*_surplus(surplus), *twice, *_missing(missing), *_odd(wanted, stored, read)]
     if problems:
         of_head = architecture_of(model, model.vocab_size).weights_of_loss()
         of_head_alone = len(problems) == len(_missing(missing)) and all(
@@ -257,7 +258,8 @@ def _are(number: int) -> str:
     return f"{counted(number, 'tensor')} {'is' if number == 1 else 'are'}"
 
 
-def _odd(wanted: Mapping[str, Source], stored: Mapping[str, Readable]) -> list[str]:
+def _odd(wanted: Mapping[str, Source], stored: Mapping[str, Readable], read: Sequence[str]) -> list[str]:
+    """`read`: names of which numbers are read."""
     shapes = [
         f"{name} is {list(stored[name].shape)}, and should be {list(source.shape)}"
         for name, source in wanted.items()
@@ -265,7 +267,7 @@ def _odd(wanted: Mapping[str, Source], stored: Mapping[str, Readable]) -> list[s
     ]
     unread = [
         f"{name} is in {clip(stored[name].kind)}: weights are read in {', '.join(DTYPES)}, not quantized ones"
-        for name in wanted
+        for name in read
         if name in stored and stored[name].kind not in DTYPES
     ]
     kinds = [

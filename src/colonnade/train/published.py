@@ -121,6 +121,15 @@ def named_end(names: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[int
     return [] if found is None else [found]
 
 
+def text_of(path: Path, manifest: Manifest, name: str) -> str:
+    """A file of text in a checkpoint. CheckpointError if it is damaged."""
+    check_hash(path, manifest, name)
+    try:
+        return read_plain(path / name, MOST_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path / name} is damaged: it is not text ({error.reason}). {remedy(path)}") from None
+
+
 def object_of(path: Path, manifest: Manifest, name: str) -> Mapping[str, Any]:
     """A file of JSON in a checkpoint; empty where it is not there, or holds something else. CheckpointError if it is
     damaged.

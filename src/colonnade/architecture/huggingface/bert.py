@@ -81,7 +81,8 @@ def _read(norms: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
 
 def _read_head(keys: Keys) -> dict[str, Any]:
     """Which head a folder has, by its class; how many labels, by their names or their number."""
-    classes = keys.get("architectures") or []
+    named = keys.get("architectures")
+    classes = named if isinstance(named, list) else []
     head = next((head for head, end in HEADS.items() for each in classes if str(each).endswith(end)), None)
     names, number = keys.get("id2label"), keys.get("num_labels")
     choices = keys.take("num_choices", int, CHOICES)
