@@ -123,10 +123,11 @@ class CheckpointError(ColonnadeError):
 
     @classmethod
     def of_broken_weights(cls, made: str) -> "CheckpointError":
-        """Of a model of which what is `made`, in words, is no finite numbers."""
+        """Of a model of which what is `made`, in words, is no finite numbers. In fp16 sound weights may make such."""
         return cls(
-            f"the model's {made} are not finite: its weights are broken, as after training that diverged. Use an "
-            "earlier checkpoint, and train on from it with a lower optim.learning_rate."
+            f"the model's {made} are not finite: its weights are broken, as after training that diverged, or it "
+            "computes in fp16, and a number came above 65,504. In fp16 try --precision bf16; else use an earlier "
+            "checkpoint, and train on from it with a lower optim.learning_rate."
         )
 
 
