@@ -38,7 +38,10 @@ def test_what_lies_in_the_base_is_what_lay_there_when_the_run_began(
     monkeypatch.setattr(rollbacks, "apply", lambda *given: applied.extend(given[3:]))
     owned = SimpleNamespace(publish=lambda: None, mesh=Mesh())
     began: Any = SimpleNamespace(
-        base=Base(tmp_path, {}, frozenset("z"), {}, lambda shards: None), changes=[], ownership=owned, optimizer_state=[]
+        base=Base(tmp_path, {}, frozenset("z"), {}, lambda shards: None),
+        changes=[],
+        ownership=owned,
+        optimizer_state=[],
     )
     settings: Any = SimpleNamespace(run=SimpleNamespace(folder=str(tmp_path)), model=None)
     corpus: Any = Read()
