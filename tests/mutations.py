@@ -5176,8 +5176,8 @@ MUTATIONS = [
     Mutation(
         "where a place is lost, a failure is blamed on the rank's number in place of its place",
         "train/restarts.py",
-        "cause.rank >= len(places) else places[cause.rank],",
-        "cause.rank >= len(places) else cause.rank,",
+        "cause.rank is None else places[cause.rank],",
+        "cause.rank is None else cause.rank,",
         ("tests/train/test_restarts.py",),
     ),
     Mutation(
@@ -10345,6 +10345,13 @@ MUTATIONS = [
         "    except _NOT_HELD:\n        return None\n",
         "    except MemoryError:\n        return None\n",
         ("tests/corpus/test_read.py",),
+    ),
+    Mutation(
+        "of a run whose ranks wait for one that stands still the first that waited is to blame",
+        "launch/supervisor.py",
+        "        return silent[0] if len(silent) == 1 else None\n",
+        "        return cause.number\n",
+        ("tests/launch/test_supervisor.py",),
     ),
 ]
 

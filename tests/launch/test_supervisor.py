@@ -253,13 +253,13 @@ def held() -> tuple[int, str]:
         ("sys.exit(99 * rank)", UNFINISHED, None),
         ("sys.exit(3 * rank)", 3, (1, EXCEPTION, "rank 1 ended with exit status 3")),
         ("sys.exit(2 * rank)", 2, (1, MISTAKE, "rank 1 ended with exit status 2")),
-        ("sys.exit(75 * rank)", 75, (1, WAIT, "rank 1 waited too long")),
+        ("sys.exit(75 * rank)", 75, (None, WAIT, "rank 1 waited too long")),
         ("rank and os.kill(os.getpid(), signal.SIGKILL)", 137, (1, CRASH, LOST.strip())),
     ],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_how_a_run_has_ended_is_told_and_nothing_of_it_stays(
-    body: str, status: int, cause: tuple[int, int, str] | None
+    body: str, status: int, cause: tuple[int | None, int, str] | None
 ) -> None:
     before, handlers, began = held(), [signal.getsignal(number) for number in PASSED_ON], time.monotonic()
     ended = run_on(range(2), program(body))
@@ -267,6 +267,16 @@ def test_how_a_run_has_ended_is_told_and_nothing_of_it_stays(
     assert (ended.cause and (ended.cause.rank, ended.cause.order, ended.cause.said)) == cause
     assert ended.cause is None or began <= ended.cause.noticed <= time.monotonic()
     assert held() == before and [signal.getsignal(number) for number in PASSED_ON] == handlers
+
+
+@pytest.mark.parametrize(("num_ranks", "blamed"), [(2, 1), (3, None)])
+def test_not_who_waited_is_blamed_but_the_one_that_stands_still(
+    monkeypatch: pytest.MonkeyPatch, num_ranks: int, blamed: int | None
+) -> None:
+    """Nobody, where that may be several."""
+    monkeypatch.setattr(supervisor, "GRACE", 0.1)
+    ended = run_on(range(num_ranks), program("rank or sys.exit(75)\ntime.sleep(60)"))
+    assert (ended.cause and (ended.cause.rank, ended.cause.said)) == (blamed, "rank 0 waited too long")
 
 
 def test_the_exit_status_of_a_rank_counts_where_that_of_processes_is_ignored() -> None:

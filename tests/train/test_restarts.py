@@ -240,8 +240,9 @@ def test_places_are_lost_one_after_the_other(fake: Any) -> None:
     assert not (made.run / "leave").exists(), "which asks no later ranks to leave"
 
 
-def test_a_rank_that_has_no_place_is_blamed_for_none(fake: Any) -> None:
-    status, made = fake(after(killed(4), 10), after(killed(3), 20), after(DONE, 30))
+def test_where_nobody_knows_who_is_to_blame_no_place_is(fake: Any) -> None:
+    hung = Ended(75, False, Cause(None, WAIT, "rank 0 waited too long"))
+    status, made = fake(after(hung, 10), after(killed(3), 20), after(DONE, 30))
     assert status == 0 and [each["place"] for each in events(made.run) if each["event"] == "fault"] == [None, 3]
 
 

@@ -36,12 +36,7 @@ GRACE = 1.0  # seconds from the first failure in which others may turn out to be
 EXPLAIN = 5.0  # seconds in which the others may tell that they waited for a rank that is gone
 LATELY = 3.0  # seconds; ranks that watch report more often
 STOP = 3.0  # seconds between asking a rank to stop and making it
-CRASHES = (
-    signal.SIGKILL,
-    signal.SIGSEGV,
-    signal.SIGBUS,
-    signal.SIGILL,
-)  # never a consequence of another rank's failure
+CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)  # never a consequence of another's failure
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
 UNFINISHED = 99
 """Exit status of a run that has stopped before its last step, with everything saved, and is to be started again
@@ -71,7 +66,8 @@ class Failure:
 class Cause:
     """Why a run has failed."""
 
-    rank: int
+    rank: int | None
+    """Who is to blame; None where nobody knows."""
     order: int
     """CRASH, MISTAKE, EXCEPTION or WAIT."""
     said: str
@@ -309,7 +305,7 @@ class Supervisor:
             cause = self._cause()  # somebody may have said more by now
         by_itself, order = cause.status is not None, cause.cause_order()[0]  # before it is made to end
         self.stopping = True
-        self.cause = Cause(cause.number, order, self._in_words(cause, by_itself), noticed)
+        self.cause = Cause(self._blamed(cause), order, self._in_words(cause, by_itself), noticed)
         for number in (signal.SIGTERM, signal.SIGKILL) if cause.status != STUCK else (signal.SIGKILL,):
             for rank in self._running():
                 rank.send(number)
@@ -324,6 +320,13 @@ class Supervisor:
 
     def _cause(self) -> _Rank:
         return min(self._failed(), key=_Rank.cause_order)
+
+    def _blamed(self, cause: _Rank) -> int | None:
+        """Who has only waited is a victim: the rank to blame is the one that has neither ended nor explained itself."""
+        if cause.cause_order()[0] != WAIT:
+            return cause.number
+        silent = [rank.number for rank in self._running()]
+        return silent[0] if len(silent) == 1 else None
 
     def _in_words(self, cause: _Rank, by_itself: bool) -> str:
         """Of one line."""

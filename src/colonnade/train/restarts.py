@@ -171,7 +171,7 @@ class Restarts:
             "" if cause is None else cause.said,
             last_step(self._folder / METRICS),
             self._saved(),
-            None if cause is None or cause.rank >= len(places) else places[cause.rank],
+            None if cause is None or cause.rank is None else places[cause.rank],
             0.0 if cause is None else cause.noticed,
         )
 
