@@ -10353,6 +10353,13 @@ MUTATIONS = [
         "        return cause.number\n",
         ("tests/launch/test_supervisor.py",),
     ),
+    Mutation(
+        "the last place that is left is lost like others",
+        "train/restarts.py",
+        "== 1\n            decision",
+        "== 0\n            decision",
+        ("tests/train/test_restarts.py",),
+    ),
 ]
 
 

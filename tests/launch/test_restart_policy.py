@@ -72,6 +72,13 @@ def test_a_place_that_fails_twice_is_lost_and_one_that_came_back_at_once() -> No
     assert decide(RestartsConfig(fewer_ranks=False), [killed(10, place=3), killed(10, place=3)]).lost is None
 
 
+def test_the_last_place_is_never_lost_and_is_tried_as_often_as_may_be() -> None:
+    failed = [killed(10, place=3)] * 4
+    decided = [decide(POLICY, failed[:n], frozenset({3}), one_left=True) for n in (1, 2, 3, 4)]
+    assert [(each.again, each.lost) for each in decided] == [(True, None)] * 3 + [(False, None)]
+    assert decided[1].reason == "restart 2 of 3 without a new checkpoint, from step 10"
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_what_a_machine_does_to_a_rank_twice_loses_its_place(kind: Kind) -> None:
     """And not what its program does, or somebody asks for."""

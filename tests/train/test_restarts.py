@@ -240,6 +240,15 @@ def test_places_are_lost_one_after_the_other(fake: Any) -> None:
     assert not (made.run / "leave").exists(), "which asks no later ranks to leave"
 
 
+@pytest.mark.parametrize(("num_ranks", "starts"), [(1, 4), (2, 6)])
+def test_the_last_place_is_tried_until_nothing_more_is_to_be_expected(fake: Any, num_ranks: int, starts: int) -> None:
+    """The run then ends with the status of its failure."""
+    keys = ["parallel.tp=1", f"parallel.dp={num_ranks}", f"restarts.limit={starts - 1}"]
+    status, made = fake(*[after(killed(0), 10)] * starts, keys=keys)
+    assert status == 137 and [places for places, _, _ in made.started][-3:] == [(num_ranks - 1,)] * 3
+    assert names(made.run)[-1] == "no restart"
+
+
 def test_where_nobody_knows_who_is_to_blame_no_place_is(fake: Any) -> None:
     hung = Ended(75, False, Cause(None, WAIT, "rank 0 waited too long"))
     status, made = fake(after(hung, 10), after(killed(3), 20), after(DONE, 30))

@@ -74,8 +74,16 @@ class Decision:
     """A place that is not to be used."""
 
 
-def decide(policy: RestartsConfig, attempts: Sequence[Attempt], once_lost: frozenset[int] = frozenset()) -> Decision:
-    """What comes after the last attempt. `once_lost`: places that were lost before, and are being tried again."""
+def decide(
+    policy: RestartsConfig,
+    attempts: Sequence[Attempt],
+    once_lost: frozenset[int] = frozenset(),
+    *,
+    one_left: bool = False,
+) -> Decision:
+    """What comes after the last attempt. `once_lost`: places that were lost before, and are being tried again.
+    `one_left`: all places but one are lost, and so this one cannot be.
+    """
     last = attempts[-1]
     if last.kind in ENDS:
         return Decision(False, ENDS[last.kind])
@@ -93,7 +101,7 @@ def decide(policy: RestartsConfig, attempts: Sequence[Attempt], once_lost: froze
         return Decision(False, f"the same happened before, after step {last.step}: it would happen again")
     if last.kind == Kind.OUT_OF_MEMORY and last.step <= last.saved:
         return Decision(False, "memory did not suffice for the first step already")
-    lost = _lost(policy, row, once_lost)
+    lost = None if one_left else _lost(policy, row, once_lost)
     since = f"step {last.saved}" if last.saved else "the beginning"
     tries = f"restart {len(row)} of {policy.limit} without a new checkpoint"
     gone = "" if lost is None else f"; its place, {lost}, counts as lost"

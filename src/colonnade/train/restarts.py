@@ -90,7 +90,8 @@ class Restarts:
             ended = self._start(fit, places)
             attempt = self._attempt(ended, places, oom_kills)
             self.attempts.append(attempt)
-            decision = decide(self.config.restarts, self.attempts, self.once_lost)
+            one_left = self.config.parallel.num_ranks - len(self.lost) == 1
+            decision = decide(self.config.restarts, self.attempts, self.once_lost, one_left=one_left)
             if attempt.cause:
                 self._tell(attempt, decision, fit)
             if not decision.again:
