@@ -18,8 +18,9 @@ HERE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", launch.FOLDER, l
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """That of a user who has launched nothing yet."""
-    for name in HERE:
-        monkeypatch.delenv(name, raising=False)
+    for name in (*HERE, launch.STARTED):
+        monkeypatch.setenv(name, "")  # so that what the test puts there goes with it
+        monkeypatch.delenv(name)
     return monkeypatch
 
 
@@ -45,9 +46,15 @@ def test_a_rank_of_torchrun(environment: pytest.MonkeyPatch, rank: int) -> None:
 @pytest.mark.parametrize("rank", [0, 4, 5])
 def test_of_the_ranks_of_a_machine_those_count_that_are_at_work(environment: pytest.MonkeyPatch, rank: int) -> None:
     """All 4 of the first, 2 of the second, whichever of them asks."""
+    idle = list[int]()
+    environment.setattr(launch, "_store", lambda: None)
+    environment.setattr(launch.idle, "tell", lambda store, num_idle: idle.append(num_idle))
     put(environment, RANK=rank, WORLD_SIZE=8, LOCAL_RANK=rank % 4, LOCAL_WORLD_SIZE=4)
+    launch.tell_idle()
     assert launch.use_first(6)
     assert launch.rank_and_size() == (rank, 6) and launch.neighbours() == (range(4) if rank < 4 else range(4, 6))
+    launch.tell_idle()
+    assert idle == [0, 2], "those that are told of the end"
 
 
 def test_a_rank_of_our_own_launcher(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from tests.runs import assert_near, assert_same_end, events, metrics
 def under_torchrun(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv(launch.STARTED, "3")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     monkeypatch.setattr(launch, "tell_idle", lambda: None)

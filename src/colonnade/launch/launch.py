@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from colonnade.errors import LayoutError, mistake
+from colonnade.launch import idle
 from colonnade.launch.board import Board, FolderBoard, StoreBoard, note, note_of_failure
 from colonnade.launch.devices import check_threads, choose_device
 from colonnade.launch.elastic import is_shared, store_of_start
@@ -46,7 +47,7 @@ FAULT = "COLONNADE_FAULT"  # when the supervisor noticed the fault before this s
 BEGAN = "COLONNADE_BEGAN"  # when the supervisor started ranks for the first time (monotonic)
 PIPE = "COLONNADE_LAUNCH_PIPE"  # the descriptor that closes when the supervisor is gone
 OPENMP = "OMP_NUM_THREADS"  # with how many threads a process computes
-IDLE = 1.0  # seconds between looks of a rank that has nothing to do
+STARTED = "COLONNADE_STARTED"  # how many ranks torchrun has started, where the layout takes fewer
 _WATCH = "end-with-supervisor"  # the thread that reads it
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
@@ -189,26 +190,25 @@ def attempt() -> int:
 
 def use_first(num_ranks: int) -> bool:
     """Under torchrun with more ranks than a layout takes: be one of the first `num_ranks`; False where this is none."""
-    rank, _ = rank_and_size()
+    rank, size = rank_and_size()
     if is_shared():
         _store()  # all ranks agree on its name, also those that then are idle
     if rank >= num_ranks:
         return False
     local = min(num_local_ranks(), num_ranks - (rank - local_rank()))
-    os.environ |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(local)}
+    os.environ |= {STARTED: str(size), "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(local)}
     return True
 
 
 def tell_idle() -> None:
-    """On rank 0: the ranks that the layout leaves idle may end."""
-    _store().set("over", "1")
+    """On rank 0: the ranks that the layout leaves idle may end. Returns when they know it."""
+    size = rank_and_size()[1]
+    idle.tell(_store(), int(os.environ.get(STARTED, size)) - size)
 
 
 def be_idle() -> None:
-    """Stay until the run has ended: a rank that leaves would count as one that has finished its work."""
-    store = _store()
-    while not store.check(["over"]):
-        time.sleep(IDLE)
+    """In a rank that the layout leaves idle: stay until the run has ended."""
+    idle.stay(_store())
 
 
 def _store() -> Any:

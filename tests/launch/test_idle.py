@@ -1,0 +1,31 @@
+"""Idle ranks stay until the run has ended, and rank 0 until they know that it has."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from torch.distributed import HashStore
+
+from colonnade.launch import idle
+
+
+def test_rank_0_stays_until_all_idle_ranks_have_read_that_the_run_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it goes the store, where that is its own: who looks then ends with an error."""
+    monkeypatch.setattr(idle, "TICK", 0.01)
+    monkeypatch.setattr(idle, "PATIENCE", 60.0)
+    store = HashStore()
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(idle.stay, store)
+        told = threads.submit(idle.tell, store, 2)
+        first.result()
+        assert not told.done(), "one has not read it yet"
+        idle.stay(store)
+        told.result()
+
+
+def test_rank_0_waits_for_no_idle_rank_where_there_is_none() -> None:
+    idle.tell(HashStore(), 0)
+
+
+def test_rank_0_waits_in_vain_for_so_long_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle, "PATIENCE", 0.0)
+    idle.tell(HashStore(), 1)
