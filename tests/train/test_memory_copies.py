@@ -20,7 +20,7 @@ from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, ColonnadeError
 from colonnade.launch import agent, launch
 from colonnade.mesh.mesh import Mesh
-from colonnade.mesh.process import mine
+from colonnade.mesh.process import ProcessId, mine
 from colonnade.train import memory_copies, memory_folder, rollbacks, undo
 from colonnade.train.divergence import Divergence, in_force
 from colonnade.train.memory_copies import START, MemoryCopies
@@ -347,6 +347,24 @@ def test_a_run_without_copies_has_no_folder_in_memory(
     with folder_for(load(config, ["checkpoint.memory_every=1"])) as folder:
         assert folder is None
     assert f"{tmp_path / 'nowhere'} refuses (No such file or directory)" in capsys.readouterr().err
+
+
+def test_memory_is_guarded_also_while_no_rank_runs(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a process that removes it if this one is killed, and that ends with it."""
+    guards, start = list["subprocess.Popen[bytes]"](), agent.guard
+
+    def guard(process: ProcessId, folder: Path) -> "subprocess.Popen[bytes]":
+        assert process == mine() and folder.parent == tmp_path
+        guards.append(start(process, folder))
+        return guards[-1]
+
+    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path)
+    monkeypatch.setattr(agent, "guard", guard)
+    with folder_for(load(config, ["checkpoint.memory_every=1"])) as folder:
+        assert len(guards) == 1 and guards[0].poll() is None
+    assert guards[0].returncode is not None and folder is not None and not folder.exists()
 
 
 def test_memory_is_given_back(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from colonnade.launch import launch
 from colonnade.launch.supervisor import CRASH, EXCEPTION, MISTAKE, UNFINISHED, WAIT, Cause, Ended
 from colonnade.report.page import state_of
 from colonnade.report.record import read_run
-from colonnade.train import restarts
+from colonnade.train import memory_folder, restarts
 from colonnade.train.change import BATCH, Change
 from colonnade.train.change_requests import Decided, write_decided
 from colonnade.train.interrupt import STOPPED, Interrupt, Request
@@ -331,7 +331,40 @@ def test_ctrl_c_ends_it_while_it_waits_for_gpus(fake: Any) -> None:
 
     keys = ["train.device=auto", "restarts.wait_for_ranks=60"]
     status, made = fake(after(killed(1), 10), keys=keys, gpus=interrupted())
-    assert status == 130 and len(made.started) == 1
+    assert status == 130 and len(made.started) == 1 and names(made.run)[-1] == STOPPED
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_while_it_waits_for_a_restart(
+    fake: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    """In order: no copy of the state stays in memory, and the run is told as interrupted."""
+    before = signal.signal(number, others := lambda *_: pytest.fail("not heard"))
+    memory = list[Path | None]()
+    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path)
+    monkeypatch.setattr(Restarts, "_lose", lambda self, _: (memory.append(self.memory), os.kill(os.getpid(), number)))
+    try:
+        status, made = fake(after(killed(1), 10), keys=["checkpoint.memory_every=1"])
+        assert signal.getsignal(number) is others
+    finally:
+        signal.signal(number, before)
+    assert status == 128 + number and memory != [None] and not any(each and each.exists() for each in memory)
+    assert [(each["event"], each.get("reason")) for each in events(made.run)][-1] == (STOPPED, number.name)
+    assert f"Not started again: {number.name} has asked this process to end.\n" in capsys.readouterr().err
+
+
+def test_hangups_stay_ignored_while_it_waits_for_a_restart(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    monkeypatch.setattr(Restarts, "_lose", lambda *_: os.kill(os.getpid(), signal.SIGHUP))
+    try:
+        assert fake(after(killed(1), 10), after(DONE, 20))[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_ends_it(fake: Any) -> None:

@@ -1,6 +1,6 @@
 """Where a run keeps copies of its state in memory: a folder of /dev/shm, as long as what starts its ranks again lives.
 
-    supervisor    `colonnade train`: makes it and removes it; its guard does if it is killed
+    supervisor    `colonnade train`: makes it and removes it; a guard does if it is killed
     agent         torchrun: the ranks make it, and start a guard that removes it when the agent has ended
 
 No torch is imported here: the supervisor has none.
@@ -34,7 +34,12 @@ def folder_for(config: Config) -> Iterator[Path | None]:
         yield None
         return
     with made as folder:
-        yield Path(folder)
+        guard = agent.guard(mine(), Path(folder))
+        try:
+            yield Path(folder)
+        finally:
+            guard.kill()
+            guard.wait()
 
 
 def folder_of_rank() -> tuple[Path | None, str]:

@@ -8,11 +8,14 @@ Everything is decided in the process that was started by hand, which imports no 
 Each failure and each decision is an event, written while no rank runs.
 """
 
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.fitting import Fit, fitting
@@ -28,7 +31,6 @@ from colonnade.train.monitor import METRICS, last_step, write_event
 from colonnade.train.run_folder import LEAVE_FILE, STOP_FILE, checkpoints, was_asked_to_change
 
 POLL = 2.0  # seconds between looks for GPUs that are missing
-INTERRUPTED = 130
 DEVICE_WORDS = ("cuda", "nccl", "cublas", "cudnn", "distbackend", "distnetwork", "connection", "gloo", "timed out")
 OUT_OF_MEMORY = "MemoryShortError"
 
@@ -77,11 +79,11 @@ class Restarts:
         self.return_after = self.config.restarts.return_after
         device = self.config.train.device
         self.on_gpus = device == "cuda" or (device == "auto" and bool(self.gpus()))
-        with folder_for(self.config) as self.memory:
+        with folder_for(self.config) as self.memory, _asked_by_signals():
             try:
                 return self._run()
-            except KeyboardInterrupt:  # while no rank runs: ranks are told of it, and save
-                return INTERRUPTED
+            except KeyboardInterrupt as asked:  # while no rank runs: ranks are told of it, and save
+                return self._end(signal.Signals(*asked.args or (signal.SIGINT,)))
 
     def _run(self) -> int:
         while True:
@@ -102,6 +104,13 @@ class Restarts:
                 self._event(STOPPED, step=self.attempts[-1].step, reason=f"there is a file {self._folder / STOP_FILE}")
                 _say(f"Not started again: there is a file {self._folder / STOP_FILE}. Remove it to train on.")
                 return UNFINISHED
+
+    def _end(self, asked: signal.Signals) -> int:
+        """What a signal between two starts leads to; its exit status."""
+        if self.attempts:
+            self._event(STOPPED, step=self.attempts[-1].step, reason=asked.name)
+            _say(f"Not started again: {asked.name} has asked this process to end.")
+        return 128 + asked
 
     def _start(self, fit: Fit, places: Sequence[int]) -> Ended:
         reduced = fit.num_ranks < self.config.parallel.num_ranks
@@ -206,6 +215,24 @@ class Restarts:
     @property
     def _folder(self) -> Path:
         return Path(self.config.run.folder)
+
+
+@contextmanager
+def _asked_by_signals() -> Iterator[None]:
+    """Signals that ask a process to end raise KeyboardInterrupt, as Ctrl-C does: nothing is left behind."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    try:
+        for number in heard:
+            signal.signal(number, ask)
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, before[number])
 
 
 def kind_of(ended: Ended, *, killed_for_memory: bool = False) -> Kind:
