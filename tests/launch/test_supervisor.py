@@ -26,6 +26,7 @@ from colonnade.launch.supervisor import (
     UNFINISHED,
     USER_MISTAKE,
     WAIT,
+    At,
     Failure,
     Supervisor,
     _how,
@@ -308,16 +309,22 @@ def test_a_run_that_is_asked_to_end_says_so(saves: bool, tmp_path: Path, capfd: 
     assert (ended.status, ended.asked, capfd.readouterr().err) == (143, True, "")
 
 
-def test_what_is_to_be_done_after_some_seconds_is_done_once(tmp_path: Path) -> None:
+def test_what_is_to_be_done_after_some_seconds_is_done_once_or_until_it_asks_for_no_more(tmp_path: Path) -> None:
     """And not at all where the run has ended before."""
     done = list[float]()
+
+    def do() -> At | None:
+        done.append(time.monotonic())
+        if len(done) == 1:
+            return 0.3, do
+        (tmp_path / "go").touch()
+        return None
+
     body = f"while not os.path.exists(r'{tmp_path}/go'): time.sleep(0.01)\ntime.sleep(0.3)"
     began = time.monotonic()
-    assert run_on([0], program(body), at=(0.2, lambda: (done.append(time.monotonic()), (tmp_path / "go").touch()))) == (  # type: ignore[arg-type, return-value]
-        supervisor.Ended(0, False, None)
-    )
-    assert len(done) == 1 and done[0] >= began + 0.2
-    assert run_on([0], program("pass"), at=(600.0, lambda: done.append(0.0))).status == 0 and len(done) == 1
+    assert run_on([0], program(body), at=(0.2, do)) == supervisor.Ended(0, False, None)
+    assert len(done) == 2 and done[0] >= began + 0.2 and done[1] >= began + 0.3
+    assert run_on([0], program("pass"), at=(600.0, do)).status == 0 and len(done) == 2
 
 
 def test_a_run_goes_on_without_its_guard(monkeypatch: pytest.MonkeyPatch) -> None:

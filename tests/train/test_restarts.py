@@ -1,5 +1,6 @@
 """A local run that comes back by itself: from where, on which places, and what it tells."""
 
+import errno
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from colonnade.train import memory_folder, restarts
 from colonnade.train.change import BATCH, Change
 from colonnade.train.change_requests import Decided, write_decided
 from colonnade.train.interrupt import STOPPED, Interrupt, Request
-from colonnade.train.restarts import POLL, Restarts, kind_of
+from colonnade.train.restarts import POLL, TRIES, Restarts, kind_of
 from tests.commands import environment, forked, ranks_of
 from tests.runs import metrics
 
@@ -321,6 +322,56 @@ def test_and_does_not_go_on_without_them(fake: Any, tmp_path: Path) -> None:
     assert names(tmp_path / "run") == ["fault", "restart", "no restart"]
     status, made = fake(after(killed(1), 10), after(DONE, 20), keys=keys, gpus=[0])
     assert status == 0 and len(made.started) == 2, "one that began on CPUs asks for none"
+
+
+def lost(name: str, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """A file of the run is refused so many times, as where a file system is lost for a while."""
+    refused = [OSError(errno.ESTALE, "Stale file handle")] * times
+
+    def refusing(honest: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Path, *words: Any, **more: Any) -> Any:
+            if path.name == name and refused:
+                raise refused.pop()
+            return honest(path, *words, **more)
+
+        return call
+
+    for what in ("read_bytes", "touch", "unlink", "exists"):
+        monkeypatch.setattr(Path, what, refusing(getattr(Path, what)))
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "leave", "stop"])
+def test_a_file_system_that_is_lost_for_a_moment_ends_nothing(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    lost(name, monkeypatch, 2)
+    status, made = fake(after(killed(2), 10), after(DONE, 20))
+    assert status == 0 and made.slept == [POLL, POLL, 0.0]
+    assert [(event["step"], event.get("saved")) for event in events(made.run)[:1]] == [(11, None)]
+    assert events(made.run)[1]["saved"] == 10
+
+
+def test_nor_one_that_stays_lost_what_would_go_on_with_it(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are started again from where the run was known to be; one that has ended well needs nothing more."""
+
+    def gone(run: Path) -> Ended:
+        lost("metrics.jsonl", monkeypatch, 1000)
+        return after(killed(3), 20)(run)
+
+    status, made = fake(after(killed(2), 10), gone, after(DONE, 30))
+    assert status == 0 and made.slept == [0.0, *[POLL] * (TRIES - 1), 5.0]
+    faults = [event for event in events(made.run) if event["event"] == "fault"]
+    assert [event["step"] for event in faults] == [11, 11]
+
+
+def test_a_recall_that_the_disk_refuses_is_tried_again(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervised = Restarts(load(config, [f"run.folder={tmp_path}"]), [], "", (), lambda: LOST)
+    lost("leave", monkeypatch, 1)
+    again = supervised._recall(100.0)
+    assert again is not None and again[0] > 100.0 and not supervised.recalled
+    assert again[1]() is None and supervised.recalled and (tmp_path / "leave").exists()
 
 
 def test_ctrl_c_ends_it_while_it_waits_for_gpus(fake: Any) -> None:

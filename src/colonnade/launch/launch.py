@@ -35,7 +35,7 @@ from colonnade.launch.board import Board, FolderBoard, StoreBoard, note, note_of
 from colonnade.launch.devices import check_threads, choose_device
 from colonnade.launch.elastic import is_shared, store_of_start
 from colonnade.launch.freed_memory import keep_freed_memory
-from colonnade.launch.supervisor import Ended, Failure, Supervisor
+from colonnade.launch.supervisor import At, Ended, Failure, Supervisor
 
 if TYPE_CHECKING:
     import torch
@@ -391,7 +391,7 @@ def run_on(
     keep: Sequence[int] = (),
     imports: Sequence[str] = (),
     after_a_loss: Callable[[], str] = lambda: "",
-    at: tuple[float, Callable[[], None]] | None = None,
+    at: At | None = None,
     choose_gpus: bool = False,
     memory: Path | None = None,
     fault: tuple[float, int] | None = None,
@@ -399,7 +399,7 @@ def run_on(
 ) -> Ended:
     """As `run_ranks`, a rank on each of these places of this machine, and tell more of the end.
 
-    `at`: seconds after the start, and what to do then. `choose_gpus`: places are GPUs, others are hidden. `memory`,
+    `choose_gpus`: places are GPUs, others are hidden. `memory`,
     `fault` and `began`: what `memory_folder`, removed if this process is killed, `last_fault` and `began` are in the
     ranks.
     """

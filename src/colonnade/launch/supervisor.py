@@ -44,6 +44,8 @@ UNFINISHED = 99
 MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGTSTP)  # nohup and the like stay in force; who asks a run to stop is heard
 CRASH, MISTAKE, EXCEPTION, WAIT = range(4)  # failures, from cause to consequence
 USER_MISTAKE = 2  # the exit status of a ColonnadeError
+At = tuple[float, Callable[[], "At | None"]]
+"""Seconds after the start, and what to do then, which says what is to be done later."""
 STUCK = 75  # the exit status of a rank that has waited too long and has explained for whom (sysexits.h: try again)
 
 
@@ -161,8 +163,7 @@ class Supervisor:
     """Why the run has failed, once it has."""
     own: tuple[Path, ...] = ()
     """Further folders that the guard removes."""
-    at: tuple[float, Callable[[], None]] | None = None
-    """Seconds after the start, and what to do then."""
+    at: At | None = None
 
     def run(self) -> int:
         """Start the ranks, stay with them until they end, and return the exit status of the run."""
@@ -187,8 +188,7 @@ class Supervisor:
                 self._wait(TICK)
                 self._look_at_reports()
                 if self.at is not None and time.monotonic() > started + self.at[0]:
-                    self.at[1]()
-                    self.at = None
+                    self.at = self.at[1]()
                 self._show_held(time.monotonic() - HOLD)
             return self._fail() if self._failed() else self._succeed()
         finally:

@@ -56,9 +56,9 @@ class Interrupt:
         return Request.STOP if self.requested else Request.SAVE if saving else Request.NOTHING
 
     def _look(self) -> None:
-        if self._file is not None and _is_there(self._file):
+        if self._file is not None and is_there(self._file):
             self.reason = f" (there is a file {self._file}: remove it to train on)"
-        elif self._leave is not None and _is_there(self._leave):
+        elif self._leave is not None and is_there(self._leave):
             with suppress(OSError):  # a file system that is lost at this very moment: the next start removes it
                 self._leave.unlink(missing_ok=True)
             self.reason = f" (there was a file {self._leave})"
@@ -90,7 +90,7 @@ class Interrupt:
         self._saving = True
 
 
-def _is_there(file: Path) -> bool:
+def is_there(file: Path) -> bool:
     """False also where the file system is lost for a while: the next step looks again."""
     try:
         return file.exists()

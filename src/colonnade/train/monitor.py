@@ -187,8 +187,8 @@ def _update(line: Mapping[str, Any]) -> str:
 
 def write_event(run: Path, kind: str, **details: Any) -> None:
     """Record in events.jsonl what happened while no rank ran. Nothing where the folder is not there yet, or refuses."""
-    if run.is_dir():
-        with suppress(ConfigError):  # what is told of a full disk must not end what would survive it
+    with suppress(ConfigError, OSError):  # what is told of a full disk must not end what would survive it
+        if run.is_dir():
             append(run / EVENTS, _event(kind, details))
 
 

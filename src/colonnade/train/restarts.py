@@ -12,8 +12,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -23,14 +24,16 @@ from colonnade.config.schema import Config
 from colonnade.errors import LayoutError
 from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus
-from colonnade.launch.restart_policy import NO_RESTART, Attempt, Decision, Kind, decide
-from colonnade.launch.supervisor import CRASH, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, Cause, Ended
-from colonnade.train.interrupt import STOPPED
+from colonnade.launch.restart_policy import ENDS, NO_RESTART, Attempt, Decision, Kind, decide
+from colonnade.launch.supervisor import CRASH, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, At, Cause, Ended
+from colonnade.train.interrupt import STOPPED, is_there
 from colonnade.train.memory_folder import folder_for
 from colonnade.train.monitor import METRICS, last_step, write_event
 from colonnade.train.run_folder import LEAVE_FILE, STOP_FILE, checkpoints, was_asked_to_change
 
-POLL = 2.0  # seconds between looks for GPUs that are missing
+POLL = 2.0  # seconds between looks for GPUs that are missing, and into a folder that is lost for a while
+TRIES = 30  # to look into it
+RECALL_AGAIN = 60.0  # seconds until a recall that the disk has refused is tried again
 DEVICE_WORDS = ("cuda", "nccl", "cublas", "cudnn", "distbackend", "distnetwork", "connection", "gloo", "timed out")
 OUT_OF_MEMORY = "MemoryShortError"
 
@@ -100,7 +103,7 @@ class Restarts:
                 return ended.status
             self._lose(decision)
             time.sleep(decision.wait)
-            if (self._folder / STOP_FILE).exists():
+            if is_there(self._folder / STOP_FILE):
                 self._event(STOPPED, step=self.attempts[-1].step, reason=f"there is a file {self._folder / STOP_FILE}")
                 _say(f"Not started again: there is a file {self._folder / STOP_FILE}. Remove it to train on.")
                 return UNFINISHED
@@ -121,7 +124,7 @@ class Restarts:
             file=self.file,
             keep=self.keep,
             imports=self.imports,
-            at=(self.return_after, self._recall) if reduced else None,
+            at=(self.return_after, partial(self._recall, self.return_after)) if reduced else None,
             choose_gpus=bool(self.lost) and self.on_gpus,
             memory=self.memory,
             fault=self._fault(),
@@ -138,7 +141,7 @@ class Restarts:
         wanted = self.config.parallel.num_ranks
         there = self._await_gpus(wanted) if self.attempts and self.on_gpus else wanted
         places = [place for place in range(wanted) if place not in self.lost][: max(1, there)]
-        fit = fitting_by_now(self.config, len(places), self._saved())
+        fit = fitting_by_now(self.config, len(places), self.attempts[-1].saved if self.attempts else self._saved())
         if fit.num_ranks < wanted:
             self._event("fewer ranks", reason=fit.reason, lost=sorted(self.lost))
             _say(f"Going on with fewer ranks: {fit.reason}.")
@@ -165,25 +168,45 @@ class Restarts:
         found = self.gpus()
         return wanted if found is None else found
 
-    def _recall(self) -> None:
-        """Ask a run with fewer ranks to save and leave, so that the whole layout can be tried."""
+    def _recall(self, seconds: float) -> At | None:
+        """Ask a run with fewer ranks to save and leave, so that the whole layout can be tried: so many seconds behind
+        its start; or later, where the disk refuses now.
+        """
+        try:
+            (self._folder / LEAVE_FILE).touch()
+        except OSError:
+            return seconds + RECALL_AGAIN, partial(self._recall, seconds + RECALL_AGAIN)
         self.recalled = True
-        (self._folder / LEAVE_FILE).touch()
+        return None
 
     def _attempt(self, ended: Ended, places: Sequence[int], oom_kills: int) -> Attempt:
         kind, cause = kind_of(ended, killed_for_memory=_oom_kills() > oom_kills), ended.cause
-        if self.recalled and ended.status == UNFINISHED and not (self._folder / STOP_FILE).exists():
+        stop, step, saved = self._left(patiently=kind not in ENDS or self.recalled)
+        if self.recalled and ended.status == UNFINISHED and not stop:
             kind = Kind.RECALLED
-        (self._folder / LEAVE_FILE).unlink(missing_ok=True)
         self.recalled = False
         return Attempt(
             kind,
             "" if cause is None else cause.said,
-            last_step(self._folder / METRICS),
-            self._saved(),
+            step,
+            saved,
             None if cause is None or cause.rank is None else places[cause.rank],
             0.0 if cause is None else cause.noticed,
         )
+
+    def _left(self, *, patiently: bool) -> tuple[bool, int, int]:
+        """What the last start has left: whether the run is to stop, its last step and its newest checkpoint. Where its
+        folder cannot be looked into, also after a while: what was known before.
+        """
+        for again in range(TRIES if patiently else 1):
+            if again:
+                time.sleep(POLL)
+            with suppress(OSError):
+                (self._folder / LEAVE_FILE).unlink(missing_ok=True)
+                stop = (self._folder / STOP_FILE).exists()
+                return stop, last_step(self._folder / METRICS), self._saved()
+        before = self.attempts[-1] if self.attempts else None
+        return False, before.step if before else 0, before.saved if before else 0
 
     def _saved(self) -> int:
         saved = newest_step(checkpoints(self._folder))
