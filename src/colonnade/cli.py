@@ -416,6 +416,7 @@ def main() -> None:
     """Runs the command line. A user's mistake is one message on standard error and exit status 2."""
     from colonnade.launch import launch, process
 
+    process.open_closed_streams()
     launch.end_with_supervisor()
     process.hear_ctrl_c()
     process.allow_open_files()

@@ -60,6 +60,29 @@ def test_a_command_asks_for_them() -> None:
     assert (done.stdout, done.stderr) == ("300 300\n", "")
 
 
+@pytest.mark.parametrize("closed", ["", "0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_streams_that_a_command_is_started_without_lead_nowhere(closed: str, tmp_path: Path) -> None:
+    """Also for what it starts: nothing else takes their numbers."""
+    told = tmp_path / "told"
+    code = f"""
+import os, subprocess, sys
+from colonnade import cli
+def tell(**_):
+    streams = [stream.fileno() for stream in (sys.stdin, sys.stdout, sys.stderr)]
+    print("out"); print("err", file=sys.stderr); read = sys.stdin.read()
+    with open({str(told)!r}, "w") as file:
+        child = subprocess.run(["sh", "-c", "true <&0 && true >&1 && true >&2"]).returncode
+        print(streams, repr(read), file.fileno() > 2, child, file=file)
+cli.app = tell
+cli.main()
+"""
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code]
+    done = subprocess.run(command, input="", capture_output=True, text=True)
+    expected = ("" if "1>" in closed else "out\n", "" if "2>" in closed else "err\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, *expected)
+    assert told.read_text() == "[0, 1, 2] '' True 0\n"
+
+
 @pytest.mark.parametrize("unbuffered", [False, True])
 def test_a_process_outlives_who_reads_its_output(unbuffered: bool) -> None:
     started = subprocess.Popen(

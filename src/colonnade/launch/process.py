@@ -15,6 +15,19 @@ OPEN_FILES = 1 << 16
 """The most open files that a process asks for: some programs go through every number that they may have."""
 
 
+def open_closed_streams() -> None:
+    """Have each standard stream that this process was started without lead nowhere: what it opens would take the
+    stream's number, and what it starts would miss it.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # as the lowest number that is free: this one
+            os.set_inheritable(nowhere, True)
+            setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8", closefd=False))
+
+
 def allow_open_files() -> None:
     """Let this process, and what it starts, hold open as many files as the system lets it ask for: of 1,024, which is
     usual, a blend of 500 token files would take all.
