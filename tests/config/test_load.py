@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colonnade.config.describe import Key, all_keys, short
-from colonnade.config.load import TomlFile, load, loads, to_toml, value_of
+from colonnade.config.load import TomlFile, apply_, load, loads, to_toml, value_of
 from colonnade.config.problems import ALSO_CALLED
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
@@ -29,6 +29,26 @@ def test_a_file_with_overrides(loaded: Loaded) -> None:
 def test_spaces_around_a_name_and_a_value_are_none_of_theirs(loaded: Loaded) -> None:
     config = loaded(" train.steps = 7 ", "run.folder= runs/a b ", "model.preset =tiny")
     assert (config.train.steps, config.run.folder, config.model.preset) == (7, "runs/a b", "tiny")
+
+
+def test_names_in_a_table_may_have_points_and_signs_of_equality() -> None:
+    """As patterns of weights and paths of files have."""
+    content: dict[str, Any] = {"data": {"blend": {"a": 1.0}}}
+    for override in (
+        *("parts.learning_rate.blocks.0.*=0.5", " parts.learning_rate.*.norm = 2 ", "data.blend.en-1.5/a=b=0.4"),
+        *("parts.weight_decay={'a.b' = 0.5}", "data.blend.c=3"),
+    ):
+        assert apply_(content, override) == []
+    assert content == {
+        "data": {"blend": {"a": 1.0, "en-1.5/a=b": 0.4, "c": 3}},
+        "parts": {"learning_rate": {"blocks.0.*": 0.5, "*.norm": 2}, "weight_decay": {"a.b": 0.5}},
+    }
+
+
+@pytest.mark.parametrize("override", ["parts.learning_rate.blocks.0.*", "parts.learning_rate.=2", "data.blend."])
+def test_a_name_in_a_table_without_a_value_or_a_name_is_refused(problems: Problems, override: str) -> None:
+    (problem,) = problems(override)
+    assert problem.startswith(f"{override!r} is not of the form section.key=value. Write for instance ")
 
 
 def test_the_last_override_of_a_key_counts(loaded: Loaded) -> None:

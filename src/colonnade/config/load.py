@@ -158,9 +158,8 @@ def _inside(value: object) -> Collection[object]:
 def apply_(content: TomlTable, override: str, root: type[BaseModel] = Config) -> list[Problem]:
     """Puts one `section.key=value` into the content, in place; where the key is a table, `section.key.name=value`.
     Gives a problem back where it has another form."""
-    name, equals, value = override.partition("=")
-    section, dot, key = name.strip().rpartition(".")
-    if not (equals and dot and section and key and _may_hold(section, root)):
+    section, key, value = _parts(override, root)
+    if not (section and key and "=" in override and _may_hold(section, root)):
         meant = meant_by(key, section, root) if key else meant_by(section, root=root)
         example = f"{meant[0] if meant else _example(root)}={value.strip() or '…'}"
         return [
@@ -176,6 +175,18 @@ def apply_(content: TomlTable, override: str, root: type[BaseModel] = Config) ->
     if isinstance(there, dict):
         there[key] = read
     return []
+
+
+def _parts(override: str, root: type[BaseModel]) -> tuple[str, str, str]:
+    """Section, key and value. Names in a table, patterns and paths, may have points and signs of equality."""
+    tables = (name for name, key in all_keys(root).items() if key.type is dict)
+    table = next((table for table in tables if override.strip().startswith(f"{table}.")), None)
+    if table is not None:
+        name, equals, value = override.rpartition("=")
+        return table, name.strip().removeprefix(f"{table}."), value if equals else ""
+    name, _, value = override.partition("=")
+    section, _, key = name.strip().rpartition(".")
+    return section, key, value
 
 
 def _may_hold(section: str, root: type[BaseModel]) -> bool:
