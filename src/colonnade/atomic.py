@@ -41,14 +41,16 @@ def names(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def written(path: Path) -> Iterator[IO[bytes]]:
+def written(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """A file to write, under a temporary name of this writer's own until it is whole and on disk. Nothing of it is left
     if that fails, and what the system refuses names this file. Of several writers of one file each writes all of it,
-    and the last one's stays."""
+    and the last one's stays. `private`: nobody else may read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_path(path)
     try:
         with names(path), partial.open("xb") as stream:
+            if private:
+                os.fchmod(stream.fileno(), 0o600)
             yield stream
             put_on_disk(stream)
         partial.replace(path)
@@ -77,7 +79,7 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PARTIAL}")
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
     """`written`, of what is there already."""
-    with written(path) as stream:
+    with written(path, private=private) as stream:
         stream.write(content)

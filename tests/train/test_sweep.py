@@ -211,6 +211,30 @@ def test_what_comes_of_the_points_is_written_down(tmp_path: Path, capsys: pytest
     assert calls == [(0.3, 2)], "what has ended is not run again, and what failed is"
 
 
+def test_credentials_stand_in_the_configuration_of_a_point_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which others cannot read. Points that differ in them alone are two."""
+    urls = [f"s3://ada:{secret}@bucket/run" for secret in ("s3cr3t", "0ther")]
+    sweep = swept(tmp_path, f"train.init_from = {urls}\ntrain.seed = [1]")
+    assert run_points(sweep, made(lambda content: 0.5)) == 0
+    names = [point.name for point in sweep.points]
+    assert len(set(names)) == 2 and all(name.startswith("init_from-s3_____bucket_run__") for name in names)
+    for point in sweep.points:
+        config = tmp_path / "runs" / f"{point.name}.toml"
+        assert tomllib.loads(config.read_text()) == point.content and config.stat().st_mode & 0o77 == 0
+    kept = [(tmp_path / "runs" / name).read_text() for name in ("summary.json", "summary.csv")]
+    for text in (capsys.readouterr().out, *kept, *names):
+        assert "bucket" in text and "s3cr3t" not in text and "0ther" not in text
+    assert len(json.loads(kept[0])["settings"]) == 2
+
+
+def test_points_that_were_begun_with_credentials_in_their_names_go_on(tmp_path: Path) -> None:
+    lines = "train.init_from = ['s3://ada:s3cr3t@bucket/run']"
+    (tmp_path / "runs" / "init_from-s3___ada_s3cr3t_bucket_run").mkdir(parents=True)
+    assert [point.name for point in swept(tmp_path, lines).points] == ["init_from-s3___ada_s3cr3t_bucket_run"]
+
+
 def test_a_sweep_of_which_no_point_has_ended_can_be_reported(tmp_path: Path) -> None:
     """Its folder is known as a sweep's from the first point on, and an earlier summary stays as it is."""
     sweep, notes = swept(tmp_path, "train.seed = [1, 2]"), list[list[str]]()

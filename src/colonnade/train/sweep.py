@@ -1,4 +1,4 @@
-"""[sweep]: lists of values for keys of a configuration; every combination of them is a point, a run of its own. Pure.
+"""[sweep]: lists of values for keys of a configuration; every combination of them is a point, a run of its own.
 
 [sweep]
 optim.learning_rate = [1e-5, 2e-5]
@@ -16,11 +16,12 @@ from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from colonnade.config.describe import all_keys, as_toml
 from colonnade.config.load import TomlTable, read_with
 from colonnade.config.problems import SWEEP
-from colonnade.errors import ConfigError
+from colonnade.errors import ConfigError, hidden
 from colonnade.storage import below
 
 SECTION, SCORE, AT_ONCE, SEED = SWEEP, "score", "at_once", "train.seed"
@@ -47,6 +48,11 @@ class Point:
     """By key."""
     content: TomlTable
     """Of its configuration file."""
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Its values as they are shown and written down: without credentials."""
+        return {key: _told(value) for key, value in self.values.items()}
 
     @property
     def setting(self) -> tuple[str, ...]:
@@ -158,12 +164,14 @@ def _wrong(key: str, values: Any) -> Iterator[str]:
         yield f"{key} = {as_toml(values)} is no list of one value or more"
     elif len({as_toml(value) for value in values}) < len(values):
         yield f"{key} = {as_toml(values)} has a value twice"
-    elif len({_shown(value) for value in values}) < len(values):
+    elif len({_shown(_told(value)) for value in values}) < len(values):
         yield f"{key} = {as_toml(values)} has values that are alike as names of folders. Write one in another way"
 
 
 def _point(content: TomlTable, folder: str, values: dict[str, Any]) -> Point:
-    name = "_".join(f"{key.rpartition('.')[2]}-{_shown(value)}" for key, value in values.items())
+    name = _name({key: _told(value) for key, value in values.items()})
+    if (Path(folder) / (before := _name(values))).is_dir():
+        name = before  # of a sweep that was begun when credentials stood in names
     own: TomlTable = {key: dict(value) if isinstance(value, dict) else value for key, value in content.items()}
     for key, value in values.items():
         _put(own, key, value)
@@ -172,6 +180,10 @@ def _point(content: TomlTable, folder: str, values: dict[str, Any]) -> Point:
     if isinstance(url, str):
         own["checkpoint"] = {**own["checkpoint"], "upload_to": below(url, name)}
     return Point(name, values, own)
+
+
+def _name(values: Mapping[str, Any]) -> str:
+    return "_".join(f"{key.rpartition('.')[2]}-{_shown(value)}" for key, value in values.items())
 
 
 def _put(content: TomlTable, key: str, value: Any) -> None:
@@ -187,6 +199,12 @@ def _put(content: TomlTable, key: str, value: Any) -> None:
     place[last] = value
     if value == UNSET and all_keys()[key].default is None:
         del place[last]
+
+
+def _told(value: Any) -> Any:
+    """A value without credentials; where it has some, with digits that tell it from others."""
+    shown = hidden(value)
+    return value if shown == value else f"{shown} ({crc32(as_toml(value).encode()) & 0xFFFF:04x})"
 
 
 def _shown(value: Any) -> str:

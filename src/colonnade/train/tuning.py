@@ -28,7 +28,7 @@ from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.describe import as_toml
 from colonnade.config.load import TomlTable, read
 from colonnade.config.numbers import counted
-from colonnade.errors import ColonnadeError, ConfigError, mistake
+from colonnade.errors import ColonnadeError, ConfigError, hidden, mistake
 from colonnade.launch import launch
 from colonnade.lock import locked
 from colonnade.outputs import json_of
@@ -68,7 +68,7 @@ class Outcome:
         """As the summary has it."""
         return {
             "point": self.point.name,
-            **self.point.values,
+            **self.point.told,
             "state": self.state,
             "reason": self.reason,
             "step": self.step,
@@ -165,7 +165,8 @@ def _check_all(points: Sequence[Point], folder: Path, check: Callable[[Path], ob
     wrong: dict[str, list[str]] = {}
     for point in points:
         config = folder / f"{point.name}.toml"
-        write_whole(config, toml_of(point.content).encode())
+        has_credentials = hidden(point.content) != point.content
+        write_whole(config, toml_of(point.content).encode(), private=has_credentials)
         try:
             check(config)
         except ColonnadeError as error:
@@ -275,7 +276,7 @@ def settings_of(outcomes: Iterable[Outcome], score: str) -> list[Setting]:
     found = []
     for group in groups.values():
         numbers = [outcome.scores[score] for outcome in group if outcome.scores is not None]
-        values = {key: value for key, value in group[0].point.values.items() if key != SEED}
+        values = {key: value for key, value in group[0].point.told.items() if key != SEED}
         found.append(Setting(values, len(numbers), statistics.median(numbers), min(numbers), max(numbers)))
     return sorted(found, key=lambda each: each.median if less_is_better(score) else -each.median)
 
@@ -339,4 +340,4 @@ def as_toml_key(key: str) -> str:
 
 
 def _words(point: Point) -> str:
-    return ", ".join(f"{key} = {as_toml(value)}" for key, value in point.values.items())
+    return ", ".join(f"{key} = {as_toml(value)}" for key, value in point.told.items())
