@@ -3871,12 +3871,12 @@ MUTATIONS = [
     Mutation(
         "a return to a step comes before what the storage has is fetched",
         "cli.py",
-        "        start.fetch(file, overrides or [], settings, dry_run=dry_run)\n"
+        "        start.fetch(file, overrides, settings, dry_run=dry_run)\n"
         "        if rollback is not None:\n"
         "            print(start.roll_back(settings, rollback, asked), flush=True)",
         "        if rollback is not None:\n"
         "            print(start.roll_back(settings, rollback, asked), flush=True)\n"
-        "        start.fetch(file, overrides or [], settings, dry_run=dry_run)",
+        "        start.fetch(file, overrides, settings, dry_run=dry_run)",
         ("tests/train/test_fetched.py",),
     ),
     Mutation(
@@ -3931,8 +3931,8 @@ MUTATIONS = [
     Mutation(
         "ranks are not told that the run is dry",
         "cli.py",
-        '*(overrides or []), *["--audit"] * audit, *["--dry-run"] * dry_run]',
-        '*(overrides or []), *["--audit"] * audit]',
+        '*overrides, *["--audit"] * audit, *["--dry-run"] * dry_run]',
+        '*overrides, *["--audit"] * audit]',
         ("tests/test_cli.py",),
     ),
     Mutation(

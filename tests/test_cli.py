@@ -15,7 +15,8 @@ import pytest
 
 from colonnade import __version__, cli
 from colonnade.config.describe import all_keys
-from colonnade.config.load import load
+from colonnade.config.load import TomlFile, load
+from colonnade.config.schema import Config
 from colonnade.launch import launch, process
 from colonnade.launch.supervisor import Ended
 from colonnade.train import start as begin
@@ -218,10 +219,23 @@ def test_a_folder_that_cannot_be_written_is_refused_but_for_an_audit(
 
 
 def test_fine_tuning_without_a_sweep_is_one_run(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
-    trained: list[tuple[Path, list[str] | None]] = []
-    monkeypatch.setattr(cli, "train", lambda path, overrides: trained.append((path, overrides)))
-    assert here("finetune", config, "train.steps=3").status == here("finetune", config).status == 0
-    assert trained == [(config, ["train.steps=3"]), (config, None)]
+    """Also of a pipe, which is read once."""
+    trained = list[tuple[Config, list[str]]]()
+
+    def run(settings: Config, file: TomlFile, arguments: list[str], *_: object, **more: object) -> int:
+        assert file == TomlFile(path, config.read_text())
+        trained.append((settings, arguments))
+        return 7
+
+    monkeypatch.setattr(begin, "supervise", run)
+    words, (reading, writing) = ["parallel.dp=2", "train.steps=3"], os.pipe()
+    with open(writing, "w") as stream:
+        stream.write(config.read_text())
+    with open(reading):
+        for path in (config, Path(f"/dev/fd/{reading}")):
+            answer = here("finetune", path, *words)
+            assert answer.status == 7, answer
+            assert trained[-1] == (load(config, words), ["train", str(path), *words])
 
 
 @pytest.mark.parametrize(("is_rank", "num_ranks"), [(True, 4), (False, 1)])

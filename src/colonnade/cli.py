@@ -28,6 +28,7 @@ from colonnade.garbage import imports_stay
 from colonnade.train.rollback_options import RollbackOptions
 
 if TYPE_CHECKING:
+    from colonnade.config.load import TomlFile
     from colonnade.config.schema import Config
 
 UNEXPECTED, USER_MISTAKE = 1, 2  # exit statuses
@@ -111,18 +112,34 @@ def train(
     """
     from colonnade.launch import process
     from colonnade.train import start
-    from colonnade.train.ending import ending
-    from colonnade.train.file_checks import problems_of_the_folder
-    from colonnade.train.profiled_steps import steps_of
 
     process.outlive_readers()
     asked = RollbackOptions(skip, rate_factor, rate_steps, rewarm)
     check_together(audit=audit, dry_run=dry_run, rollback=rollback, asked=asked, profile=profile)
     asked.check(rollback)
     file = start.given(config)
-    settings = start.load_for_run(file, overrides or [], also=None if audit else problems_of_the_folder)
+    _train(file, overrides or [], asked, audit=audit, dry_run=dry_run, rollback=rollback, profile=profile)
+
+
+def _train(
+    file: "TomlFile",
+    overrides: Sequence[str],
+    asked: RollbackOptions,
+    *,
+    audit: bool = False,
+    dry_run: bool = False,
+    rollback: int | None = None,
+    profile: str | None = None,
+) -> None:
+    """`train`, of a file that was read: a pipe is, once."""
+    from colonnade.train import start
+    from colonnade.train.ending import ending
+    from colonnade.train.file_checks import problems_of_the_folder
+    from colonnade.train.profiled_steps import steps_of
+
+    settings = start.load_for_run(file, overrides, also=None if audit else problems_of_the_folder)
     timed = steps_of(profile, last_step=0 if profile is None else start.planned_end(settings))
-    arguments = ["train", str(config), *(overrides or []), *["--audit"] * audit, *["--dry-run"] * dry_run]
+    arguments = ["train", str(file), *overrides, *["--audit"] * audit, *["--dry-run"] * dry_run]
     arguments += [] if profile is None else ["--profile", profile]
     if audit:
         run_on_ranks(settings.parallel.num_ranks, arguments, file=file.text)
@@ -135,15 +152,15 @@ def train(
         return
     settings = fit.config
     with ending(settings), start.owned(settings) as keep:
-        start.fetch(file, overrides or [], settings, dry_run=dry_run)
+        start.fetch(file, overrides, settings, dry_run=dry_run)
         if rollback is not None:
             print(start.roll_back(settings, rollback, asked), flush=True)
         if not dry_run:
             start.note_fewer_ranks(fit)
-        say_first_lines(settings, start.lines(file, overrides or []))
+        say_first_lines(settings, start.lines(file, overrides))
         if start.is_supervised(settings):
             raise typer.Exit(start.supervise(settings, file, arguments, keep, RANKS_IMPORT, dry_run=dry_run))
-        again = start.again(file, overrides or [], settings)
+        again = start.again(file, overrides, settings)
         _train_here(settings, dry_run=dry_run, profile=timed, again=again)
 
 
@@ -166,24 +183,22 @@ def finetune(
     """Train with every combination of the values in [sweep].
 
     One after the other, or `sweep.at_once` side by side. A point that fails is
-    written down, and the others go on.
-    The same command again goes on where it was stopped. A configuration without
-    [sweep] is one run, as `train` makes it.
+    written down, and the others go on. The same command again goes on where it was
+    stopped. A configuration without [sweep] is one run, as `train` makes it.
     """
     from colonnade.launch import process
-    from colonnade.train import sweep
+    from colonnade.train import start, sweep
 
     process.outlive_readers()
-    found = sweep.read_sweep(config, overrides or [])
+    file = start.given(config)
+    found = sweep.read_sweep(file, overrides or [])
     if found is None:
-        train(config, overrides)
+        _train(file, overrides or [], RollbackOptions())
         return
-    from colonnade.train.start import check_point, run_point
     from colonnade.train.tuning import run_points
 
-    raise typer.Exit(
-        run_points(found, partial(run_point, imports=RANKS_IMPORT), lambda point: check_point(point, found))
-    )
+    run = partial(start.run_point, imports=RANKS_IMPORT)
+    raise typer.Exit(run_points(found, run, lambda point: start.check_point(point, found)))
 
 
 @app.command()

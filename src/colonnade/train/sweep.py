@@ -19,7 +19,7 @@ from typing import Any
 from zlib import crc32
 
 from colonnade.config.describe import all_keys, as_toml
-from colonnade.config.load import TomlTable, read_with
+from colonnade.config.load import TomlFile, TomlTable, read_with
 from colonnade.config.problems import SWEEP
 from colonnade.errors import ConfigError, hidden
 from colonnade.storage import below
@@ -73,7 +73,7 @@ class Sweep:
     """How many points run side by side."""
 
 
-def read_sweep(path: Path, overrides: Sequence[str]) -> Sweep | None:
+def read_sweep(path: Path | TomlFile, overrides: Sequence[str]) -> Sweep | None:
     """The sweep of a configuration file; None where it has no [sweep]. ConfigError where it cannot be one.
 
     What is wrong with the configurations of its points is told when they are read.
@@ -131,7 +131,7 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{name}", value
 
 
-def _check(path: Path, lists: Mapping[str, Any], content: TomlTable) -> None:
+def _check(path: Path | TomlFile, lists: Mapping[str, Any], content: TomlTable) -> None:
     lines = [line for key, values in lists.items() for line in _wrong(key, values)]
     train = content.get("train", {})
     if not lists:
@@ -142,7 +142,7 @@ def _check(path: Path, lists: Mapping[str, Any], content: TomlTable) -> None:
         raise ConfigError("\n".join([f"{path}: {_ENTRY}, and", *(f"  - {line}." for line in lines)]))
 
 
-def _check_given(path: Path, lists: Mapping[str, Any], overrides: Sequence[str]) -> None:
+def _check_given(path: Path | TomlFile, lists: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """ConfigError where the command line gives a value to a key that has one of its list in each point."""
     for override in overrides:
         name = override.partition("=")[0].strip()
