@@ -123,6 +123,12 @@ def test_ranks_have_ten_minutes_to_come_together_however_short_their_patience(
         assert more == {"threads": 3, "deterministic": True} and told["mesh"]["timeout"] > timeout
 
 
+def test_no_wait_is_longer_than_can_be_counted(told: dict[str, Any]) -> None:
+    """As of who writes 1e15 for never."""
+    with join.joined(Layout(tp=2), "auto", timeout=1e15):
+        assert told["mesh"] == {"timeout": told["connect"][1]["timeout"]} == {"timeout": pytest.approx(1e9)}
+
+
 def test_who_fails_says_so_before_the_others_lose_it(told: dict[str, Any]) -> None:
     with pytest.raises(ZeroDivisionError) as caught, join.joined(Layout(), "cpu"):
         raise ZeroDivisionError

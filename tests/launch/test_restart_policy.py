@@ -34,6 +34,7 @@ def test_the_first_comes_at_once_and_later_ones_wait_longer_and_longer() -> None
 def test_no_wait_is_longer_than_ten_minutes() -> None:
     policy, attempts = RestartsConfig(limit=1000, backoff=5.0), [killed(10, place=place) for place in range(20)]
     assert [decide(policy, attempts[:n]).wait for n in (8, 9, 20)] == [320.0, 600.0, 600.0]
+    assert decide(RestartsConfig(limit=3000, backoff=5.0), attempts * 100).wait == 600.0
 
 
 def test_restarts_without_progress_end_and_progress_begins_anew() -> None:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from colonnade.mesh.background import background_group
+from colonnade.mesh.mesh import LONGEST
 from tests.distributed import run_on_ranks
 
 
@@ -19,6 +20,7 @@ def test_an_operation_may_take_so_many_seconds(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "new_group", lambda **how: how)
     assert background_group(90.0) == {"backend": "gloo", "timeout": timedelta(minutes=1.5)}
+    assert background_group(1e15) == {"backend": "gloo", "timeout": timedelta(seconds=LONGEST)}
 
 
 def test_two_threads_keep_orders_of_their_own() -> None:

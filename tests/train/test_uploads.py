@@ -454,6 +454,20 @@ def test_while_the_run_waits_for_its_last_upload_tries_are_no_further_apart_than
     assert going._is_wanted() and waits == [2.0]
 
 
+def test_the_end_of_a_run_waits_no_longer_than_can_be_counted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of who writes 1e10 for ever."""
+    run.save(2)
+    with run.uploads(upload_patience=1e10) as going:
+        waits, wait_for = list[float](), going._changed.wait_for
+
+        def wait(is_done: Callable[[], bool], timeout: float) -> bool:
+            waits.append(timeout)
+            return len(waits) > 1 and wait_for(is_done, timeout)
+
+        monkeypatch.setattr(going._changed, "wait_for", wait)
+    assert len(waits) == 2 and waits[1] <= threading.TIMEOUT_MAX and run.there() == [2]
+
+
 def test_the_end_of_a_run_waits_for_a_while(run: Run) -> None:
     run.save(2)
     fail("put", 10_000)

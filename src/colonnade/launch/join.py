@@ -11,7 +11,7 @@ from colonnade.launch.agreement import agree_on_program
 from colonnade.launch.watch import Watch
 from colonnade.mesh.agreement import all_ranks
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import TIMEOUT, Mesh, build_mesh
+from colonnade.mesh.mesh import LONGEST, TIMEOUT, Mesh, build_mesh
 
 _LATER = 30.0  # seconds that process groups wait on: for what is not in the ledger, the watch being the first else
 _START = 600.0  # seconds, at least, that ranks have to come together: some machines are slow to start Python
@@ -33,6 +33,7 @@ def joined(
     them where they differ. A rank that waits longer than `timeout` seconds for the others says for whom, and ends the
     run.
     """
+    timeout = min(timeout, LONGEST)
     limit = max(timeout, _START) + _LATER
     place = launch.connect(layout.num_ranks, device, threads=threads, timeout=limit, deterministic=deterministic)
     try:

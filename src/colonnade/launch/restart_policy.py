@@ -16,6 +16,7 @@ from colonnade.config.restarts import RestartsConfig
 NO_RESTART = "no restart"
 """The event of a run that its supervisor has given up, or that has failed without one."""
 LONGEST_WAIT = 600.0  # seconds
+DOUBLINGS = 100  # of a wait: more no number may hold
 TWICE = 2  # the same failure at the same place so often is no accident
 
 
@@ -136,4 +137,4 @@ def _lost(policy: RestartsConfig, row: Sequence[Attempt], once_lost: frozenset[i
 
 
 def _wait(policy: RestartsConfig, tries: int) -> float:
-    return 0.0 if tries <= 1 else min(LONGEST_WAIT, policy.backoff * 2 ** (tries - 2))
+    return 0.0 if tries <= 1 else min(LONGEST_WAIT, policy.backoff * 2.0 ** min(tries - 2, DOUBLINGS))

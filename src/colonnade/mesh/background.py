@@ -8,6 +8,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from colonnade.mesh.mesh import LONGEST
+
 Group = dist.ProcessGroup
 
 
@@ -18,5 +20,5 @@ def background_group(timeout: float) -> Group | None:
     """
     if not dist.is_initialized():
         return None
-    group: Group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+    group: Group = dist.new_group(backend="gloo", timeout=timedelta(seconds=min(timeout, LONGEST)))
     return group

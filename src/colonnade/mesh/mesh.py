@@ -25,6 +25,7 @@ from colonnade.mesh.transport import (
 
 COMBINED = {"model": ("pp", "tp"), "stage": ("dp", "tp"), "world": AXES}  # products of axes
 TIMEOUT = 1800.0  # seconds
+LONGEST = 1e9  # seconds; gloo counts nanoseconds in 64 bits
 Carry = Callable[[str, tuple[int, ...], bool, Ledger], Transport | None]
 OnPaper = Callable[[str, tuple[int, ...], Ledger], Transport]
 Make = Callable[[str, Sequence[tuple[int, ...]]], "Axis"]

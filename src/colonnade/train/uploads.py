@@ -106,7 +106,7 @@ class Uploads:
             self._end()
             return
         self.wake(refresh=True)
-        limit = self._kept.upload_patience
+        limit = min(self._kept.upload_patience, threading.TIMEOUT_MAX)
         with self._changed:
             self._leaving = True
             self._changed.notify_all()
