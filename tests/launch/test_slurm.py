@@ -40,6 +40,12 @@ def test_times(time: str, seconds: int | None) -> None:
     assert seconds_of(time) == seconds
 
 
+def test_in_the_name_of_the_logs_folder_a_percent_sign_is_one(settings: Config) -> None:
+    """Slurm reads %n and its like in the names of files."""
+    text = script(settings, Job(2, 8, "24:00:00", name="50%n", logs="100%n"), ["books.toml"], "python")
+    assert "#SBATCH --output=100%%n/%x-%j.log" in text.splitlines()
+
+
 def test_what_is_asked_for(settings: Config) -> None:
     text = script(settings, GPUS, ["books.toml", "train.steps=5 000"], "/usr/bin/python3")
     for line in (

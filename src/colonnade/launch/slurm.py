@@ -125,7 +125,7 @@ def _directives(job: Job) -> Iterator[str]:
         **({"gpus-per-node": job.ranks_per_node} if job.gpus else {"cpus-per-task": job.ranks_per_node}),
         "time": job.time,
         "signal": f"B:USR1@{job.margin}",
-        "output": f"{job.logs}/{logged}",
+        "output": f"{job.logs.replace('%', '%%')}/{logged}",
         "open-mode": "append",
         **({"array": f"{job.array}%1"} if job.array else {}),
         **({"partition": job.partition} if job.partition else {}),
