@@ -1,6 +1,8 @@
 """Which device ranks compute on: never another one than expected without a word."""
 
 import ctypes
+import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 
 from colonnade.errors import LayoutError
 from colonnade.launch import devices
-from colonnade.launch.devices import choose_device, count_gpus
+from colonnade.launch.devices import choose_device, count_gpus, gpus_now
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,15 @@ def test_gpus_are_counted_without_torch(
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: Spec)
     monkeypatch.setattr(ctypes, "CDLL", load)
     assert count_gpus() == count
+
+
+def test_gpus_that_come_and_go_are_counted_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this one the driver says what it said the first time. Where no other can be asked nothing is known."""
+    monkeypatch.setattr(devices, "count_gpus", lambda: pytest.fail("counted here"))
+    assert gpus_now() == count_gpus()
+    for program in (shutil.which("false"), "/nowhere/python"):
+        monkeypatch.setattr(sys, "executable", program)
+        assert gpus_now() is None
 
 
 WITH_CUDA = "cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n"

@@ -104,9 +104,9 @@ def fake(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
         monkeypatch.setattr(restarts.time, "sleep", made.slept.append)
         settings = load(config, [f"run.folder={folder}", "restarts.wait_for_ranks=0", *FOUR, *keys])
         counted = iter(gpus)
-        supervised = Restarts(
-            settings, ["train"], "text", (7,), lambda: LOST, ["some.module"], gpus=lambda: next(counted) if gpus else 0
-        )
+        monkeypatch.setattr(restarts, "count_gpus", lambda: next(counted) if gpus else 0)
+        monkeypatch.setattr(restarts, "gpus_now", lambda: next(counted))
+        supervised = Restarts(settings, ["train"], "text", (7,), lambda: LOST, ["some.module"])
         return supervised.run(), made
 
     return run

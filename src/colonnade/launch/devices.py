@@ -4,12 +4,15 @@ import ctypes
 import importlib.util
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Literal
 
 from colonnade.errors import ConfigError, LayoutError
 
 THREADS_A_CORE = 64  # at most: a rank with more gains nothing, and a system does not start just any number
+ANSWER = 60.0  # seconds that a process has to count GPUs: a broken one may hold the driver up
 
 
 def choose_device(device: str, num_gpus: int, num_ranks: int, *, by_option: bool = False) -> Literal["cpu", "cuda"]:
@@ -45,7 +48,9 @@ def check_threads(threads: int, named_by: str) -> None:
 
 
 def count_gpus() -> int | None:
-    """CUDA GPUs that torch will find, by the driver's own count, without importing torch; None if that is unknown."""
+    """CUDA GPUs that torch will find, by the driver's own count, without importing torch; None if that is unknown.
+    In one process the driver says the same for ever: `gpus_now` asks anew.
+    """
     built = _built_for()
     if built is None:
         return None
@@ -61,6 +66,16 @@ def count_gpus() -> int | None:
     return found.value if driver.cuDeviceGetCount(ctypes.byref(found)) == 0 else None
 
 
+def gpus_now() -> int | None:
+    """`count_gpus` of a process of its own; None also where it cannot be started, or does not answer."""
+    command = [sys.executable, "-m", "colonnade.launch.devices"]
+    try:
+        said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return int(said) if said.strip().isdecimal() else None
+
+
 def _built_for() -> bool | None:
     """Whether torch was built with CUDA, by the file that says so; None if another driver counts, or none says."""
     spec = importlib.util.find_spec("torch")
@@ -74,3 +89,7 @@ def _built_for() -> bool | None:
     if says.get("hip", "None") != "None" or "cuda" not in says:
         return None
     return says["cuda"] != "None"
+
+
+if __name__ == "__main__":
+    print(count_gpus())

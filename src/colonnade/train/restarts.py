@@ -23,7 +23,7 @@ from colonnade.config.fitting import Fit, fitting
 from colonnade.config.schema import Config
 from colonnade.errors import LayoutError
 from colonnade.launch import launch
-from colonnade.launch.devices import count_gpus
+from colonnade.launch.devices import count_gpus, gpus_now
 from colonnade.launch.restart_policy import ENDS, NO_RESTART, Attempt, Decision, Kind, decide
 from colonnade.launch.supervisor import CRASH, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, At, Cause, Ended
 from colonnade.train.interrupt import STOPPED, is_there
@@ -61,7 +61,6 @@ class Restarts:
     after_a_loss: Callable[[], str]
     imports: Sequence[str] = ()
     """Modules that ranks import."""
-    gpus: Callable[[], int | None] = count_gpus
     attempts: list[Attempt] = field(default_factory=list)
     lost: frozenset[int] = frozenset()
     """Places that are not used."""
@@ -81,7 +80,7 @@ class Restarts:
         """The exit status of the run. LayoutError if it was on GPUs, and all of them are gone."""
         self.return_after = self.config.restarts.return_after
         device = self.config.train.device
-        self.on_gpus = device == "cuda" or (device == "auto" and bool(self.gpus()))
+        self.on_gpus = device == "cuda" or (device == "auto" and bool(count_gpus()))
         with folder_for(self.config) as self.memory, _asked_by_signals():
             try:
                 return self._run()
@@ -165,7 +164,7 @@ class Restarts:
         return there if self.config.restarts.fewer_ranks else wanted
 
     def _gpus_now(self, wanted: int) -> int:
-        found = self.gpus()
+        found = gpus_now()
         return wanted if found is None else found
 
     def _recall(self, seconds: float) -> At | None:
