@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: everything is saved, the user is told how to go on, and the run that goes on is the same run."""
 
+import errno
 import os
 import re
 import signal
@@ -320,6 +321,26 @@ def test_what_a_run_was_stopped_by_first_is_its_end(tmp_path: Path) -> None:
     assert Interrupt(None, time_limit=0.0).newest() == Request.NOTHING
     found = Interrupt(tmp_path / "elsewhere", time_limit=0.0)
     assert found.newest() == Request.STOP and (found.exit_code, found.reason) == (UNFINISHED, " (run.time_limit)")
+
+
+def test_a_file_that_asks_to_leave_goes_though_the_disk_refuses_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the run has saved: what is left of it would end the next start. One that is made meanwhile is for that."""
+    leave, unlink, refused = tmp_path / "leave", Path.unlink, [OSError(errno.ESTALE, "Stale file handle")]
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if refused:
+            raise refused.pop()
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for stays in (False, True):
+        leave.touch()
+        with Interrupt(tmp_path) as interrupt:
+            assert interrupt.newest() == Request.STOP and leave.exists() is not stays
+            leave.touch()
+        assert leave.exists() is stays
 
 
 def test_a_run_that_is_to_stop_leaves_word_why(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ class Interrupt:
         self.exit_code = 0
         self.reason = ""
         self._saving = False
+        self._remains = False
+        """The file that asks to leave could not be removed."""
         self._file = None if folder is None else folder / STOP_FILE
         self._leave = None if folder is None else folder / LEAVE_FILE
         start = time.monotonic() if began is None else began
@@ -59,8 +61,7 @@ class Interrupt:
         if self._file is not None and is_there(self._file):
             self.reason = f" (there is a file {self._file}: remove it to train on)"
         elif self._leave is not None and is_there(self._leave):
-            with suppress(OSError):  # a file system that is lost at this very moment: the next start removes it
-                self._leave.unlink(missing_ok=True)
+            self._remains = not _removed(self._leave)
             self.reason = f" (there was a file {self._leave})"
         elif self._limit is not None and time.monotonic() >= self._limit:
             self.reason = " (run.time_limit)"
@@ -79,6 +80,8 @@ class Interrupt:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._remains and self._leave is not None:
+            _removed(self._leave)  # by now the run has saved
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
@@ -88,6 +91,14 @@ class Interrupt:
 
     def _save(self, number: int, frame: FrameType | None) -> None:
         self._saving = True
+
+
+def _removed(file: Path) -> bool:
+    """False where the file system is lost for a while."""
+    with suppress(OSError):
+        file.unlink(missing_ok=True)
+        return True
+    return False
 
 
 def is_there(file: Path) -> bool:
