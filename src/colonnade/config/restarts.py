@@ -28,7 +28,8 @@ class RestartsConfig(Section):
     """[seconds] With fewer ranks, the run saves after so long and tries its whole layout again; after twice as long
     each time that this fails."""
     one_rank: bool = False
-    """A run of one rank has a supervisor too, which restarts it, and so runs in a process of its own."""
+    """A run of one rank has a supervisor too, which restarts it, and so runs in a process of its own. Points of a sweep
+    always have one."""
     damaged: Literal["fall_back", "refuse"] = "fall_back"
     """A newest checkpoint that is damaged: fall_back sets it aside, says so and goes on from the newest that is
     sound, on the disk or in checkpoint.upload_to; refuse ends the run, as where there is no other."""
