@@ -121,11 +121,12 @@ def full(said: list[str]) -> tuple[Recorded, Feed]:
     return tracker, feed
 
 
-def test_a_full_queue_is_written_to_its_end_by_a_tracker_that_is_slow() -> None:
-    """As long as there is patience: a run that ends waits for it, and not for ever."""
+@pytest.mark.parametrize("patience", [20, 1e10])
+def test_a_full_queue_is_written_to_its_end_by_a_tracker_that_is_slow(patience: float) -> None:
+    """As long as there is patience: a run that ends waits for it, and no longer than clocks can count."""
     tracker, feed = full(said := [])
     threading.Timer(0.05, tracker.goes_on.set).start()
-    feed.close(20)
+    feed.close(patience)
     assert tracker.calls == [("open", 1), *(("numbers", step, {}) for step in (1, 2, 3)), ("close",)]
     assert said == [] and feed.dropped == 0
 

@@ -82,13 +82,14 @@ class Feed:
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        end, num_marks = time.monotonic() + patience, 1
+        patience, num_marks = min(patience, threading.TIMEOUT_MAX), 1
+        end = time.monotonic() + patience
         try:
             self._queue.put(None, timeout=patience)
         except queue.Full:
             self._stop.set()
             num_marks = 0
-        thread.join(max(0.0, end - time.monotonic()))
+        thread.join(max(0.0, min(end - time.monotonic(), patience)))
         self._stop.set()
         self.dropped += max(0, self._queue.qsize() - num_marks)
         if self.dropped > self._said_dropped or thread.is_alive():
