@@ -9788,13 +9788,6 @@ MUTATIONS = [
         ("tests/data/test_tokenizer_files.py",),
     ),
     Mutation(
-        "marks behind letters are lost where a SentencePiece model has rules for some",
-        "data/sentencepiece.py",
-        "        steps += _mapped(normalizers.Precompiled(model.charsmap))",
-        "        steps.append(normalizers.Precompiled(model.charsmap))",
-        ("tests/data/test_tokenizer_files.py",),
-    ),
-    Mutation(
         "a tokenizer whose folder says more is fingerprinted as it is alone",
         "data/cleaning.py",
         "return None if sha256 == Tokenizer.load(tokenizer, alone=True).sha256 else sha256",

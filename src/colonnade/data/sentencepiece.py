@@ -34,14 +34,6 @@ HIDDEN = "\uffff"
 """Before the names of a Unigram model's control tokens and its unknown one, so that no text can be taken for one."""
 _NO_TEXT_HAS_IT = {"type": "Replace", "pattern": {"String": HIDDEN}, "content": "\ufffd"}
 """The first step of `_normalizer`, as a tokenizer.json has it."""
-_TOGETHER = {"type": "Replace", "pattern": {"String": HIDDEN}, "content": ""}
-_LETTERS = r"[A-Za-zÆæØøſƷʒ\u0370-\u04ff\u0627\u0648\u064a\u06c1\u06d2\u06d5\u2190-\u22ff<=>\u3040-\u30ff]"
-"""Letters with which marks become one letter. A letter that has a mark within it is none of Latin's: with another mark
-behind it, as Vietnamese of old code pages has it, no map knows it."""
-_MARKS = r"\u0300-\u0343\u0345\u0653-\u0655\u3099\u309a"
-"""Marks that do: not those of Arabic and Hebrew vowels, which NFC would only bring into another order."""
-_ALONE = rf"(?<!{_LETTERS}|[{_MARKS}])(?=\p{{M}})|(?=[\p{{M}}&&[^{_MARKS}]])|(?<=[\u0300-\u0314])(?=[\u0316-\u0338])"
-"""Before a mark that stays as it is: behind another letter, of another kind, or below behind one above."""
 SENTINEL = "<extra_id_{}>"
 """What stands for a span that is cut out, by its number: T5's names."""
 _T5, _MT5 = "T5Tokenizer", "MT5Tokenizer"
@@ -228,7 +220,7 @@ def _normalizer(model: _Model) -> normalizers.Normalizer:
     if model.knows_blanks and not model.squeeze_spaces:
         steps.append(normalizers.Replace("\r\n", "\n\n"))  # of which `Precompiled` makes one blank
     if model.charsmap:
-        steps += _mapped(normalizers.Precompiled(model.charsmap))
+        steps.append(normalizers.Precompiled(model.charsmap))
     if model.squeeze_spaces:
         ends = normalizers.Replace(tokenizers.Regex(rf"\A +|[ {_SPACE}]+\z"), "")
         steps.append(normalizers.Strip() if model.knows_blanks else ends)
@@ -237,27 +229,6 @@ def _normalizer(model: _Model) -> normalizers.Normalizer:
         steps += [normalizers.Prepend(_SPACE)] if model.dummy_prefix else []
         steps.append(normalizers.Replace(" ", _SPACE))
     return normalizers.Sequence(steps)
-
-
-def _mapped(charsmap: normalizers.Normalizer) -> list[normalizers.Normalizer]:
-    """The steps that do what SentencePiece does by a map: it takes the longest part of the text that the map has.
-    `Precompiled` takes the shortest of a letter with its marks, and loses the others. So what a map composes is
-    composed before, and each mark that is left is kept apart for a while.
-    """
-    if charsmap.normalize_str("e\u0301") != "\u00e9":
-        return [charsmap]
-    some, each = (normalizers.Replace(tokenizers.Regex(place), HIDDEN) for place in (_ALONE, r"(?=\p{M})"))
-    compose = normalizers.NFC()  # and again behind the map, which makes marks of half-width kana's
-    return [some, compose, each, charsmap, compose, normalizers.Replace(HIDDEN, "")]
-
-
-def before_marks(normalizer: Any) -> Any:
-    """A tokenizer.json's normalizer as versions before this one made it: without what `_mapped` puts around a map."""
-    steps = (normalizer or {}).get("normalizers", [])
-    if _TOGETHER not in steps:
-        return normalizer
-    kept = [step for step in steps if step not in ({"type": "NFC"}, _TOGETHER) and step.get("content") != HIDDEN]
-    return {**normalizer, "normalizers": kept}
 
 
 def _decoder(model: _Model) -> decoders.Decoder:

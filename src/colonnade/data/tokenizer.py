@@ -22,7 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from colonnade.atomic import write_whole
 from colonnade.data.added_tokens import add_tokens
 from colonnade.data.byte_level import END_OF_DOCUMENT, byte_level, load_pair
-from colonnade.data.sentencepiece import HIDDEN, SENTINEL, before_marks, hidden, load_sentencepiece, published
+from colonnade.data.sentencepiece import HIDDEN, SENTINEL, hidden, load_sentencepiece, published
 from colonnade.data.tokenizer_config import TokenizerConfig, read_text
 from colonnade.data.wordpiece import load_wordpiece
 from colonnade.errors import DataError
@@ -206,20 +206,19 @@ class Tokenizer:
     @cached_property
     def sha256(self) -> str:
         """Fingerprint of what decides the ids of a text, the same however the tokenizer was stored."""
-        return self._fingerprint()
+        return self._fingerprint(unusual=True)
 
     def is_of(self, sha256: str) -> bool:
-        """Whether a fingerprint is this tokenizer's, or one that earlier versions gave it: what they have written
-        leaves open how unusual added tokens are found, or how a `.model` treats letters with marks behind them.
+        """Whether a fingerprint is this tokenizer's, or the one that earlier versions gave it: what they have written
+        leaves open how unusual added tokens are found.
         """
-        return sha256 == self.sha256 or sha256 in self._earlier
+        return sha256 in (self.sha256, self._earlier)
 
     @cached_property
-    def _earlier(self) -> list[str]:
-        kinds = ((False, True), (True, False), (False, False))
-        return [self._fingerprint(unusual=unusual, marks=marks) for unusual, marks in kinds]
+    def _earlier(self) -> str:
+        return self._fingerprint(unusual=False)
 
-    def _fingerprint(self, *, unusual: bool = True, marks: bool = True) -> str:
+    def _fingerprint(self, *, unusual: bool) -> str:
         content: dict[str, Any] = json.loads(self.to_json())
         model = content["model"]
         if isinstance(content["pre_tokenizer"], dict):
@@ -229,7 +228,7 @@ class Tokenizer:
             "vocab": self._inner.get_vocab(with_added_tokens=True),
             "merges": [part.split(" ") if isinstance(part, str) else part for part in model.get("merges", ())],
             "added": [(token["id"], token["content"]) for token in content["added_tokens"]],
-            "normalizer": content["normalizer"] if marks else before_marks(content["normalizer"]),
+            "normalizer": content["normalizer"],
             "pre_tokenizer": content["pre_tokenizer"],
         }
         others = [(token["id"], found) for token in content["added_tokens"] if (found := _unusual(content, token))]
