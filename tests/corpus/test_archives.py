@@ -47,7 +47,7 @@ def test_of_files_of_one_name_in_a_zip_file_the_last_is_read_and_one_without_a_n
     with zipfile.ZipFile(tmp_path / "in.zip", "w") as archive:
         for name, text in (
             ("a.txt", "the first of three"),
-            ("a.txt", "second"),
+            ("a.txt", "the second, which is longest"),
             ("b.txt", "b"),
             ("a.txt", "third one"),
         ):
@@ -58,6 +58,7 @@ def test_of_files_of_one_name_in_a_zip_file_the_last_is_read_and_one_without_a_n
     result = run(tmp_path / "in.zip")
     assert result.texts() == ["third one", "b"] and result.reasons("read") == {}
     assert result.manifest["left_aside"] == {"replaced in a zip file": 2}
+    assert [each["bytes"] for each in result.manifest["inputs"]] == [len("third one"), 1]
 
 
 def test_a_file_of_a_zip_file_is_read_from_any_place(tmp_path: Path) -> None:

@@ -251,6 +251,20 @@ def test_a_cleaning_run_is_not_read_as_one_wherever_it_stands_and_however_far_it
     assert overlap([folder / "train"], exam, ngram=3).share == 1.0
 
 
+def test_files_that_have_the_names_of_a_cleaning_runs_make_no_run(tmp_path: Path, run: Callable[..., Result]) -> None:
+    """Of another program's, odd ones, and what is no file."""
+    folder = tmp_path / "in"
+    for name in ("state", "other/state", "piped", "deep"):
+        (folder / name).mkdir(parents=True)
+    (folder / "a.jsonl").write_text('{"text": "one two three"}\n')
+    (folder / "state" / "run.json").write_text('{"run": 7}')
+    (folder / "other" / "state" / "run.json").write_text("[" * 100_000)
+    os.mkfifo(folder / "piped" / "manifest.json")
+    (folder / "deep" / "manifest.json").write_text("[" * 100_000)
+    assert run(folder).texts() == ["one two three"]
+    assert look_at([folder]).left_aside == {".json": 3, "fifo": 1}
+
+
 def test_what_a_cleaning_run_that_kept_nothing_has_dropped_is_not_read(
     tmp_path: Path, run: Callable[..., Result]
 ) -> None:

@@ -312,6 +312,7 @@ def test_urls_are_compared_without_what_does_not_matter() -> None:
     assert normal_url("http://www.web.example.org/") == normal_url("web.example.org") == "web.example.org"
     assert normal_url("http://web.www.example.org") == "web.www.example.org", "www. at the beginning alone"
     assert normal_url("www.Example.org/go?to=http://a.org") == normal_url("//example.org/go") == "example.org/go"
+    assert normal_url(" \thttp://example.org/x\n") == "example.org/x"
     assert normal_url("WWW.Example.org/a//b") == normal_url("ftp://example.org/a//b") == "example.org/a//b"
     assert listed_as("https://wikipedia.org/wiki/Cat", frozenset({"wikipedia.org"})) == "wikipedia.org"
     assert listed_as("http://a.b.example.org/x", frozenset({"example.org"})) == "example.org"

@@ -212,6 +212,8 @@ def test_a_temperature_whose_weights_no_number_holds_is_refused(
 def test_more_epochs_than_an_order_is_computed_of_are_refused(files: tuple[str, str, str], number: float) -> None:
     with pytest.raises(DataError, match=r"have 2,199,023,255,552 samples or more .* Lower the numbers"):
         opened({files[0]: number, files[1]: 1}, by="epochs")
+    with pytest.raises(DataError, match="Lower the numbers"):
+        opened({files[0]: number}, by="epochs")
 
 
 def test_parts_of_a_split_are_blended_alike(write_tokens: Write) -> None:

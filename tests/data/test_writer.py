@@ -173,6 +173,7 @@ def test_documents_of_other_kinds_are_not_merged() -> None:
         ([apart], "b keeps sentences apart, a has a single sequence in each document"),
         ([unknown, apart], "c keeps sentences apart, a has a single sequence"),
         ([bare], "a has the end-of-document token 0 behind each document, b does not"),
+        ([replace(text, end_of_document=9)], "behind each document, . [09]: .* Tokenize both again"),
         ([None, bare], "a has the end-of-document token 0 behind each document, c does not"),
     ):
         for turn in (1, -1):

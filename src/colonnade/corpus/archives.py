@@ -6,6 +6,7 @@ import io
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +23,8 @@ def members(path: Path) -> list[tuple[str, int]]:
     try:
         with zipfile.ZipFile(path) as archive:
             named = (info for info in archive.infolist() if info.filename)  # is_dir() fails without a name
-            return sorted((info.filename, info.file_size) for info in named if not info.is_dir())
+            found = [(info.filename, info.file_size) for info in named if not info.is_dir()]
+            return sorted(found, key=itemgetter(0))  # of a name, in their order: the last is the one that is read
     except ZIP_FAULTS as error:
         raise Damaged(f"damaged: {error}") from error
 

@@ -224,8 +224,8 @@ def read_index_metadata(part: Path) -> dict[str, Any]:
     """What a part of the index says of itself. Raises DataError where it cannot be read."""
     try:
         found: Any = json.loads((part / INDEX_METADATA).read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError("no JSON object")
+        if not isinstance(found, dict) or type(found.get("tasks")) is not int:
+            raise ValueError("no JSON object with a number of tasks")
     except (OSError, ValueError) as error:
         raise DataError(
             f"{part}, a part of deduplicate.index, cannot be read ({error}). Put it back as it was; or remove it, and "

@@ -104,6 +104,7 @@ def urls_of(path: str) -> list[str]:
 
 def normal_url(url: str) -> str:
     """host/path in small letters' host, without scheme, www., query, fragment and the last slash."""
+    url = url.strip()
     parts = urlsplit(url if _WITH_HOST.match(url) else f"//{url}")
     host = (parts.hostname or "").removeprefix("www.")
     return f"{host}{parts.path}".rstrip("/")

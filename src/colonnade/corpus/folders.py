@@ -33,10 +33,11 @@ def entries(folder: Path) -> list[Entry]:
 def inputs_in(folder: Path) -> list[Entry]:
     """All that is in a folder that is to be read, by name. Raises DataError where a cleaning run writes in it."""
     found = entries(folder)
-    for path in (entry.path for entry in found if entry.path.name in (MANIFEST, RUN_FILE.name)):
+    named = (entry.path for entry in found if not entry.aside)
+    for path in (path for path in named if path.name in (MANIFEST, RUN_FILE.name)):
         run = path.parent if path.name == MANIFEST else path.parent.parent
         parts = cleaned_parts(run)
-        if parts is not None or path == run / RUN_FILE:
+        if parts is not None or (path == run / RUN_FILE and _is_run(path)):
             raise DataError(
                 f"{folder} {'is' if run == folder else f'has files of {run},'} the write.folder of a run of `colonnade "
                 "data clean`: what it trains and tests on, what it dropped and its own state would be read together. "
@@ -57,8 +58,16 @@ def cleaned_parts(folder: Path) -> list[str] | None:
     try:
         content = json.loads((folder / MANIFEST).read_bytes())
         return list(content["parts"]) if content["colonnade"] == COMMAND else None
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
+
+
+def _is_run(file: Path) -> bool:
+    """Whether a file is what a cleaning run says of itself from its beginning on, and nobody else's of that name."""
+    try:
+        return {"identity", "facts"} <= dict(json.loads(file.read_bytes())).keys()
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
 
 
 def told_aside(left_aside: Mapping[str, int]) -> Iterator[str]:

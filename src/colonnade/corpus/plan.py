@@ -225,9 +225,10 @@ def _named(recipe: Recipe) -> list[str]:
 
 
 def _stamp(path: str, recipe: Recipe) -> list[list[Any]]:
-    """Of all files of a name but those that the run itself writes there."""
+    """Of all files of a name; of a folder that the run writes in, all but what is below where it writes."""
     written_to = [recipe.write.folder, recipe.deduplicate.index if recipe.deduplicate else None]
-    found = [file for file in files_of(path) if not any(place and is_within(str(file), place) for place in written_to)]
+    own = [place for place in written_to if place and is_within(place, path) and not is_within(path, place)]
+    found = [file for file in files_of(path) if not any(is_within(str(file), place) for place in own)]
     return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in found]
 
 
@@ -238,7 +239,7 @@ def _index_parts(recipe: Recipe, identity: str) -> tuple[str, ...]:
     found = sorted(path.parent for path in folder.glob(f"*/{INDEX_METADATA}") if path.parent.suffix != PARTIAL)
     for part in found:
         metadata, own = read_index_metadata(part), index_metadata(recipe.deduplicate)
-        if {key: metadata.get(key) for key in own} != own or "tasks" not in metadata:
+        if {key: metadata.get(key) for key in own} != own:
             raise DataError(
                 f"deduplicate.index = {folder} was made with {metadata} and this recipe has {own}: their signatures "
                 "cannot be compared. Set the same values, or another index."

@@ -266,7 +266,8 @@ def _there(path: Path) -> IO[bytes]:
     except FileNotFoundError:
         raise DataError(
             f"{path} is missing: without a task's signatures duplicates would stay, and others be taken for them. "
-            "Remove the folder of the result and start again."
+            "Put it back. Of a run's own, remove the folder of the result and start again; of a part of "
+            "deduplicate.index, remove that part, and begin in a new write.folder."
         ) from None
 
 

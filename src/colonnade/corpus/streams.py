@@ -92,8 +92,8 @@ def blocks(file: HashedFile, compression: str, *, max_expansion: int = 1_100) ->
         return
     make, feed_size, faults = _decoders(compression)
     taken = given = 0
-    beginning, padded = _BEGINNINGS.get(compression, b""), compression in (".gz", ".xz")
-    for consumed, data in _decoded(file, make, feed_size, faults, beginning=beginning, padded=padded):
+    beginning = _BEGINNINGS.get(compression, b"")
+    for consumed, data in _decoded(file, make, feed_size, faults, beginning=beginning):
         taken, given = taken + consumed, given + len(data)
         if given > BOMB_BYTES and given > max_expansion * (taken + feed_size):
             raise Damaged(f"expands more than {max_expansion:,}-fold: a decompression bomb")
@@ -176,13 +176,12 @@ def _decoded(
     faults: tuple[type[Exception], ...],
     *,
     beginning: bytes,
-    padded: bool,
 ) -> Iterator[tuple[int, bytes]]:
     """(bytes consumed, bytes given), over all the streams that stand one after the other in a file."""
     decoder, started, num_streams, num_given, head = make(), False, 0, 0, b""
     data = file.read(feed_size)
     while data:
-        if padded and num_streams and not started:
+        if beginning and num_streams and not started:
             data = data.lstrip(b"\0")
             started = bool(data)
             data = data or file.read(feed_size)

@@ -151,7 +151,7 @@ def _training(parts: list[FileDataset], mixture: Mixture, numbers: Sequence[floa
         blends = [Blend(_weights(parts, mixture, values)) for values in each]
         return BlendedDataset(parts, ChangingBlend(list(zip(ends, blends, strict=True))))
     counts = [max(1, round(Fraction(str(number)) * len(part))) for part, number in zip(parts, numbers, strict=True)]
-    if sum(counts) // math.gcd(*counts) >= END_OF_TOTALS:
+    if sum(counts) >= END_OF_TOTALS:
         raise DataError(
             f'the epochs of data.blend (data.blend_by = "epochs") have {END_OF_TOTALS:,} samples or more in all, whose '
             "order is not computed. Lower the numbers of data.blend."

@@ -179,6 +179,11 @@ def _check_documents(known: Sequence[tuple[str, Sidecar]]) -> None:
             )
     for prefix, sidecar in known:
         end, first = sidecar.end_of_document, known[0][1].end_of_document
+        if end is not None and first is not None and end != first:
+            raise DataError(
+                f"{prefix} has the end-of-document token {end} behind each document, {known[0][0]} {first}: where "
+                "documents end in what is joined could not be told. Tokenize both again."
+            )
         if end != first:
             ends, bare = (known[0][0], prefix) if end is None else (prefix, known[0][0])
             raise DataError(
