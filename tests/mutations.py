@@ -10353,6 +10353,13 @@ MUTATIONS = [
         "== 0\n            decision",
         ("tests/train/test_restarts.py",),
     ),
+    Mutation(
+        "the answers of another teacher that began at the same time are taken for one's own",
+        "train/taught.py",
+        "    with _in_turn(folder):\n        _check(folder, about)\n",
+        "    with _in_turn(folder):\n",
+        ("tests/train/test_distillation.py",),
+    ),
 ]
 
 

@@ -32,6 +32,7 @@ from tests.commands import forked
 from tests.distributed import run_on_ranks
 from tests.runs import Finished, metrics, tensors
 from tests.tiny import TinyCorpus, write_config
+from tests.told import Told
 
 SMALL = ("train.precision=fp64", "train.steps=4", "model.hidden_size=12", "model.num_layers=3", "model.num_heads=6")
 SMALL += ("model.ffn_hidden_size=24", "train.gradient_clip=0.5", "train.evaluate_every=4", "checkpoint.every=4")
@@ -304,10 +305,12 @@ def test_what_another_has_said_is_told_with_what_differs(tmp_path: Path) -> None
         ({"teacher": now["teacher"]}, "asks for: seed differs. Put"),
         ({**now, "top_k": 4, "temperature": 1.0}, "asks for: temperature, top_k differ. Put"),
     ):
+        (tmp_path / "about.json").unlink(missing_ok=True)
         train_taught._write_down(tmp_path, before)
         with pytest.raises(DataError, match=said):
             train_taught._check(tmp_path, now)
     for before in (now, {**now, "teacher": {**now["teacher"], "tokens.bin": "c"}}):
+        (tmp_path / "about.json").unlink()
         train_taught._write_down(tmp_path, before)
         train_taught._check(tmp_path, now)
 
@@ -420,11 +423,38 @@ def test_what_is_stored_stays_whoever_else_asks(
 
 
 def test_who_stores_waits_for_another_that_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ExitStack() as other:
-        other.enter_context(locked(tmp_path, "colonnade train"))
+    """And for no run whose folder it is."""
+    with ExitStack() as other, locked(tmp_path, "colonnade train"):
+        other.enter_context(train_taught._in_turn(tmp_path))
         monkeypatch.setattr(train_taught.time, "sleep", lambda _: other.close())
-        with train_taught._in_turn(tmp_path), pytest.raises(LockError), locked(tmp_path, "a third"):
+        with (
+            train_taught._in_turn(tmp_path),
+            pytest.raises(LockError),
+            locked(tmp_path, "a third", name="targets.lock"),
+        ):
             pass
+
+
+def test_of_two_runs_that_begin_together_the_second_does_not_add_another_teachers_answers(
+    corpus: TinyCorpus, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one's answers come while the second one reads its teacher."""
+    theirs = '{"teacher": {"manifest.json": "another\'s"}}'
+
+    def opened(*_: object) -> object:
+        (tmp_path / "about.json").write_text(theirs)
+        return SimpleNamespace(origin=SimpleNamespace(path="teacher", what="a checkpoint"))
+
+    monkeypatch.setattr(train_taught, "open_teacher", opened)
+    keys = (f"distillation.teacher={finished.folder}", f"distillation.store={tmp_path}", "distillation.top_k=4")
+    settings = tiny.config(corpus, tmp_path, *keys)
+    model: Any = nn.Linear(1, 1)
+    model.parallel = SimpleNamespace(products=None)
+    state: Any = SimpleNamespace(model=model, step=0, samples=0, teacher=None)
+    with pytest.raises(DataError, match="has what another teacher says, or of other tokens"):
+        train_taught.attach(state, settings, open_corpus(settings), Mesh(), cast(Any, Told()))
+    assert (tmp_path / "about.json").read_text() == theirs and state.teacher is None
+    assert not list(tmp_path.glob("*.npy"))
 
 
 def test_a_micro_batch_is_taught_what_was_said_of_its_samples(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ from colonnade.train.teacher import (
 )
 
 FOLDER, ABOUT = "teacher", "about.json"
+LOCK = "targets.lock"  # not that of a run, in whose folder they may be
 BLOCK = 1 << 22  # entries of a file
 PATIENCE = 600.0  # seconds, with another run that stores what its teacher says
 _CHOICES = ("cache", "questions")
@@ -206,10 +207,11 @@ def _about(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
 
 
 def _write_down(folder: Path, about: dict[str, Any]) -> None:
-    """Whose word it is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with written(folder / ABOUT) as stream:
-        stream.write(json.dumps(about, indent=2).encode())
+    """Whose word it is. DataError where another's has come since it was last looked for."""
+    with _in_turn(folder):
+        _check(folder, about)
+        with written(folder / ABOUT) as stream:
+            stream.write(json.dumps(about, indent=2).encode())
 
 
 def _check(folder: Path, about: dict[str, Any]) -> None:
@@ -305,7 +307,7 @@ def _in_turn(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(locked(folder, "colonnade train"))
+                stack.enter_context(locked(folder, "colonnade train", name=LOCK))
                 break
             except LockError:
                 if time.monotonic() > end:
