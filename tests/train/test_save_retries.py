@@ -1,4 +1,4 @@
-"""A save that fails is said and tried again; the run ends only when what was saved last is too old."""
+"""A save that fails is said and tried again; the run ends only when saves have failed for too long."""
 
 import errno
 import json
@@ -46,7 +46,13 @@ def test_tries_come_later_and_later_until_it_is_too_long() -> None:
     assert retries.is_due and not retries.is_over
     retries.saved()
     assert retries.failures == 0 and not retries.is_due and retries.age == 0.0
-    now[0] = 4601.0
+    now[0] = 9000.0
+    assert not retries.is_over, "however long ago the last good one is, the first failure is tried again"
+    retries.failed()
+    now[0] = 13000.0
+    assert not retries.is_over
+    retries.failed()
+    now[0] = 13000.5
     assert retries.is_over
     assert SaveRetries(0.0, clock=lambda: 0.0).is_over, "0: the first failure ends the run"
 
@@ -130,7 +136,7 @@ def test_a_run_that_is_asked_to_stop_tries_until_it_is_saved(config: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_it_ends_when_the_last_good_one_is_too_old(config: Path, tmp_path: Path) -> None:
+def test_it_ends_when_saves_have_failed_for_too_long(config: Path, tmp_path: Path) -> None:
     answer = forked("train", config, "checkpoint.retry_for=1", first=refused(10**6))
     assert answer.status == 2 and answer.err.startswith("colonnade: The disk is full: "), answer
     assert saved_steps(tmp_path / "run") == [2] and "Traceback" not in answer.err

@@ -138,8 +138,8 @@ class Checkpoints:
         self.monitor.event("save failed", step=step, reason=str(error), tries=self.retries.failures, age=round(age, 1))
         self.monitor.say(
             f"Saving at step {step} has failed: {error}\nThe run goes on, and saves again in {wait:g} s. It ends if a "
-            f"save fails more than checkpoint.retry_for = {self.retries.limit:g} seconds after the last good one, or "
-            f"the start (now {age:.0f})."
+            f"save fails more than checkpoint.retry_for = {self.retries.limit:g} seconds after the first that did. "
+            f"What was saved last, or the start, is {age:.0f} seconds old."
         )
         return wait
 

@@ -1,4 +1,4 @@
-"""A save that fails is tried again, and ends the run only when what was saved last is too old."""
+"""A save that fails is tried again, and ends the run only when saves have failed for too long."""
 
 import math
 import time
@@ -13,10 +13,11 @@ class SaveRetries:
     """Failed saves of a run, since the last that was good. Times are of this rank's clock; rank 0's decide."""
 
     limit: float
-    """[seconds] How old the last good checkpoint, or the start of the run, may be when a save fails."""
+    """[seconds] How long saves may fail, from the first failure on."""
     clock: Callable[[], float] = time.monotonic
     failures: int = 0
     good_at: float = field(init=False)
+    failing_since: float | None = None
     next_try: float = math.inf
 
     def __post_init__(self) -> None:
@@ -24,11 +25,12 @@ class SaveRetries:
 
     def saved(self) -> None:
         """A save was good."""
-        self.good_at, self.failures, self.next_try = self.clock(), 0, math.inf
+        self.good_at, self.failing_since, self.failures, self.next_try = self.clock(), None, 0, math.inf
 
     def failed(self) -> float:
         """A save has failed: seconds until the next try."""
         self.failures += 1
+        self.failing_since = self.clock() if self.failing_since is None else self.failing_since
         wait = min(FIRST * 2.0 ** min(self.failures - 1, 10), LONGEST, max(self.limit / 4, 0.1))
         self.next_try = self.clock() + wait
         return wait
@@ -41,7 +43,8 @@ class SaveRetries:
     @property
     def is_over(self) -> bool:
         """Whether a failure now ends the run."""
-        return not self.limit or self.age > self.limit
+        since = self.failing_since
+        return not self.limit or (since is not None and self.clock() - since > self.limit)
 
     @property
     def is_due(self) -> bool:
