@@ -8987,8 +8987,8 @@ MUTATIONS = [
     Mutation(
         "copies that are mended do not count against restarts.limit",
         "train/repair.py",
-        "        self._tries.append(newest)\n        if returned:\n",
-        "        if returned:\n            self._tries.append(newest)\n",
+        "        self._tries.append(newest)\n        try:\n            if returned:\n",
+        "        try:\n            if returned:\n                self._tries.append(newest)\n",
         ("tests/train/test_copies.py",),
     ),
     Mutation(

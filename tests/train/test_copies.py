@@ -17,7 +17,7 @@ from colonnade.checkpoint.copies import Verdict, verdict
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.load import load
 from colonnade.config.schema import Config
-from colonnade.errors import CopiesError
+from colonnade.errors import CopiesError, DamagedError
 from colonnade.launch import launch
 from colonnade.mesh.collectives import where_unequal
 from colonnade.mesh.layout import Layout
@@ -410,6 +410,28 @@ def test_what_differed_is_told_by_its_name_and_each_once(
         }
     ]
     assert told.said == [f"differ\nAt step 5: ranks 2 and 5 against the majority. The run {does}."]
+
+
+def test_whose_copies_differ_is_told_also_where_the_run_cannot_return(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, told, damaged = load(config), Told(), DamagedError("The only checkpoint is damaged.")
+    (checkpoints(Path(settings.run.folder)) / "step_00000002").mkdir(parents=True)
+
+    def refuse(*_: object) -> None:
+        raise damaged
+
+    monkeypatch.setattr(undo, "return_to_newest", refuse)
+    state: Any = SimpleNamespace(step=5, ownership=SimpleNamespace(mesh=Mesh()))
+    saving, corpus = cast(Any, SimpleNamespace(wait_out=lambda state: None)), cast(Any, None)
+    found = CopiesError("differ", [{"w over dp of 0,1,2": value} for value in "aab"])
+    with pytest.raises(DamagedError) as raised:
+        Repair(cast(Any, told))(state, found, settings, corpus, saving, in_memory(settings))
+    why = "rank 2 against the majority"
+    assert raised.value is damaged and told.of("copies differ") == [
+        {"step": 5, "ranks": [2], "what": ["w over dp"], "then": "cannot return to step 2", "reason": why}
+    ]
+    assert told.said == [f"differ\nAt step 5: {why}. The run cannot return to step 2."]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 from colonnade.checkpoint.copies import Verdict, verdict
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.schema import Config
-from colonnade.errors import CopiesError
+from colonnade.errors import ColonnadeError, CopiesError
 from colonnade.launch.agreement import ranks_in_words
 from colonnade.mesh.agreement import gather_texts
 from colonnade.train import recovery, undo
@@ -56,15 +56,19 @@ class Repair:
         if returned and newest == 0:
             raise found
         self._tries.append(newest)
-        if returned:
-            copies.forget()  # else a restart would go on from behind it, and lines of these steps be missing
-            undo.return_to_newest(state, config, corpus, self.monitor)
-        self._tell(step, state.step, judged, found, returned=returned)
+        try:
+            if returned:
+                copies.forget()  # else a restart would go on from behind it, and lines of these steps be missing
+                undo.return_to_newest(state, config, corpus, self.monitor)
+        except ColonnadeError:
+            self._tell(step, judged, found, f"cannot return to step {newest}")
+            raise
+        does = f"{RETURNS} to step {state.step}" if returned else "goes on with the majority's state"
+        self._tell(step, judged, found, does)
         return returned
 
-    def _tell(self, step: int, now: int, judged: Verdict, found: CopiesError, *, returned: bool) -> None:
+    def _tell(self, step: int, judged: Verdict, found: CopiesError, does: str) -> None:
         who = f"{ranks_in_words(judged.suspects)} against the majority" if judged.suspects else "no majority is alike"
-        does = f"{RETURNS} to step {now}" if returned else "goes on with the majority's state"
         differs = sorted({copy.rpartition(" of ")[0] for each in found.by_rank for copy in each})
         self.monitor.event(
             COPIES_DIFFER, step=step, ranks=list(judged.suspects), what=differs[:8], then=does, reason=who
