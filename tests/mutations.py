@@ -10050,8 +10050,8 @@ MUTATIONS = [
     Mutation(
         "log-probabilities of another precision are taken",
         "train/reference.py",
-        '        "precision": config.train.precision,\n    }\n    if Path',
-        "    }\n    if Path",
+        '        "precision": config.train.precision,\n    }\n    if all_reduce',
+        "    }\n    if all_reduce",
         ("tests/train/test_reference.py",),
     ),
     Mutation(

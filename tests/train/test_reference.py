@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from colonnade.errors import ConfigError, DataError
-from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import reference
 from colonnade.train.reference import _parts, attach_stored, path_of, read, stored
+from tests.distributed import run_on_ranks
 
 KNOWN = {"data": {"data.train": "a"}, "seq_length": 16, "model": {"kind": "gpt"}, "precision": "fp32"}
 PARTS: Any = {"train.0": range(3), "validation.0": range(2)}
@@ -189,3 +191,18 @@ def test_a_file_says_all_that_log_probabilities_depend_on(tmp_path: Path, monkey
     assert reference._known(config, corpus, Mesh()) == known
     (tmp_path / "begun").mkdir()
     assert reference._known(config, corpus, Mesh()) == {**known, "weights": {"weights of": "begun"}}
+
+
+def test_weights_that_one_machine_has_lost_are_missed_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "model_metadata", lambda model, vocab_size: {})
+    monkeypatch.setattr(reference, "_weights", lambda source: source)
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "config.json").write_text("{}")
+    corpus: Any = SimpleNamespace(vocab_size=300, identities={})
+
+    def known(rank: int, num_ranks: int) -> dict[str, Any]:
+        train = SimpleNamespace(init_from=str(tmp_path / str(rank)), precision="bf16")
+        config: Any = SimpleNamespace(model=SimpleNamespace(seq_length=16), train=train)
+        return reference._known(config, corpus, build_mesh(Layout(dp=2), rank))
+
+    assert run_on_ranks(known, 2) == [{"data": {}, "seq_length": 16, "model": {}, "precision": "bf16"}] * 2

@@ -133,7 +133,7 @@ def _known(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
         "model": json.loads(json.dumps(model)),
         "precision": config.train.precision,
     }
-    if Path(source).is_dir():  # a run that goes on can do without
+    if all_reduce(torch.tensor(int(Path(source).is_dir())), mesh.world, "min"):  # a run that goes on can do without
         about["weights"] = content_together(_weights(Path(source)), mesh.world)
     return about
 
