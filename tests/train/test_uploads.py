@@ -1,5 +1,6 @@
 """Uploads beside training: what comes when, what stays, what a failing storage and a run that ends do."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -237,6 +238,23 @@ def test_what_a_rollback_has_undone_goes_also_where_the_run_has_come_as_far_agai
         run.save(10)
         going.wake()
     assert run.there() == [2, 8, 10] and asked == [2, 4, 6]
+
+
+def test_the_best_of_the_disk_is_not_uploaded_where_the_storage_has_a_better_one(run: Run) -> None:
+    """A run that goes on from the storage on another machine has its newest there alone. Each save tidies."""
+    losses = {10: 1.0, 20: 3.0, 30: 2.0, 40: 2.5, 50: 2.6}
+    lines = [json.dumps({"step": step, "validation_loss": loss}) + "\n" for step, loss in losses.items()]
+    run.save(10, 20)
+    (run.folder / "metrics.jsonl").write_text("".join(lines))
+    with run.uploads(keep_best=True, keep=1):
+        pass
+    run.delete(10)
+    run.save(30)
+    for newest in (40, 50):
+        run.save(newest)
+        with run.uploads(keep_best=True, keep=1):
+            pass
+    assert [each["step"] for each in run.told.of("uploaded")] == [20, 10, 40, 50] and run.there() == [10, 50]
 
 
 def test_a_checkpoint_that_is_replaced_or_deleted_meanwhile_is_never_whole_there(run: Run) -> None:

@@ -193,7 +193,9 @@ class Uploads:
         if self._there is None:
             self._there = self._look(stored, local)
         there = self._there
-        wanted = [*sorted(local)[-1:], *sorted(spared(self._run, self._kept, local.keys()), reverse=True)]
+        steps = {*local, *(step for step, known in there.items() if known)}
+        stay = spared(self._run, self._kept, steps) & local.keys()  # not a best here that is none beside those there
+        wanted = [*sorted(local)[-1:], *sorted(stay, reverse=True)]
         return next((step for step in wanted if self._digest(step) not in (there.get(step), None)), None)
 
     def _look(self, stored: Stored, local: Collection[int]) -> dict[int, str]:
