@@ -10360,6 +10360,13 @@ MUTATIONS = [
         "    with _in_turn(folder):\n",
         ("tests/train/test_distillation.py",),
     ),
+    Mutation(
+        "changes that were asked for here alone are lost with a record that is fetched",
+        "train/run_record.py",
+        "                if name == CHANGES:\n",
+        "                if False:\n",
+        ("tests/train/test_run_record.py",),
+    ),
 ]
 
 

@@ -5,8 +5,8 @@ from zipfile import ZipFile
 
 import pytest
 
-from colonnade.errors import DamagedError
-from colonnade.train import reference, trackers
+from colonnade.errors import DamagedError, DataError
+from colonnade.train import reference, taught, trackers
 from colonnade.train.monitor import EVENTS, HEARTBEAT, METRICS, THERMOMETERS, UNDONE
 from colonnade.train.run_folder import CHANGES, COPIES, DECIDED, ROLLBACKS
 from colonnade.train.run_record import FILES, pack, unpack
@@ -52,6 +52,7 @@ def test_a_run_has_all_that_it_told_on_another_machine(tmp_path: Path) -> None:
     """What it was, what was asked of it, and its names in other programs; not what is of one machine."""
     run, other = tmp_path / "run", tmp_path / "other"
     told = [METRICS, EVENTS, THERMOMETERS, UNDONE, ROLLBACKS, CHANGES, DECIDED, reference.FILE, "config.toml"]
+    told.append(f"{taught.FOLDER}/{taught.ABOUT}")
     told += [f"{trackers.KNOWN}/{program}" for program in ("wandb", "mlflow")]
     for name in (*told, HEARTBEAT, "lock", COPIES):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
@@ -65,3 +66,36 @@ def test_a_run_has_all_that_it_told_on_another_machine(tmp_path: Path) -> None:
         name: f"{name} of this run".encode() for name in told
     }
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("packed", "here", "then"),
+    [
+        ("a\nb\n", None, "a\nb\n"),
+        ("a\nb\n", "a\n", "a\nb\n"),
+        ("a\nb\n", "a\nc\na\nd", "a\nb\nc\na\nd\n"),
+        ("a", "c\n\n", "a\nc\n"),
+    ],
+)
+def test_changes_that_were_asked_for_here_alone_stay(packed: str, here: str | None, then: str, tmp_path: Path) -> None:
+    """Behind those that the record has, whose names they leave as they are; a line that was asked for twice counts."""
+    for folder, content in (("packed", packed), ("here", here)):
+        (tmp_path / folder).mkdir()
+        if content is not None:
+            (tmp_path / folder / CHANGES).write_text(content)
+    pack(tmp_path / "packed", tmp_path / "record")
+    assert unpack(tmp_path / "record", tmp_path / "here") == [CHANGES]
+    assert (tmp_path / "here" / CHANGES).read_text() == then
+
+
+def test_a_teacher_whose_answers_are_here_is_not_said_to_be_another(tmp_path: Path) -> None:
+    for folder in ("packed", "here"):
+        about = tmp_path / folder / taught.FOLDER / taught.ABOUT
+        about.parent.mkdir(parents=True)
+        about.write_text(f'{{"teacher": {{"manifest.json": "{folder}"}}}}')
+    pack(tmp_path / "packed", tmp_path / "record")
+    for folder, whose in (("here", "here"), ("new", "packed")):
+        unpack(tmp_path / "record", tmp_path / folder)
+        taught._check(tmp_path / folder / taught.FOLDER, {"teacher": {"manifest.json": whose}})
+        with pytest.raises(DataError, match="for: teacher differs"):
+            taught._check(tmp_path / folder / taught.FOLDER, {"teacher": {"manifest.json": "another"}})

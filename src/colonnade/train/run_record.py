@@ -3,11 +3,12 @@
     pack      into one file, as they are now: some are being written to
     unpack    into a folder on another machine
 
-What is left out can be made again (what a teacher says), is of a machine (lock, heartbeat), or belongs to other
-programs, which have it elsewhere (TensorBoard's files).
+What is left out can be made again (what a teacher says, but not whose word it is), is of a machine (lock, heartbeat),
+or belongs to other programs, which have it elsewhere (TensorBoard's files).
 """
 
 import shutil
+from collections import Counter
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 
@@ -15,6 +16,7 @@ from colonnade.atomic import written
 from colonnade.errors import ZIP_FAULTS, DamagedError
 from colonnade.train.run_folder import CHANGES, DECIDED, ROLLBACKS
 
+TEACHER = "teacher/about.json"
 FILES = (
     "config.toml",
     "metrics.jsonl",
@@ -27,6 +29,7 @@ FILES = (
     "prediction.json",
     "comparison.json",
     "reference.npz",
+    TEACHER,
     "tracking/wandb",
     "tracking/mlflow",
 )
@@ -45,18 +48,39 @@ def pack(run: Path, target: Path) -> None:
 
 def unpack(record: Path, run: Path) -> list[str]:
     """Write a record's files, each whole, into a folder; their names. DamagedError where one cannot be read, when none
-    has been written. A stranger's names are passed over.
+    has been written. A stranger's names are passed over. Changes that were asked for in the folder alone come behind
+    the record's, and whose answers it has from a teacher it knows better.
     """
     try:
         with ZipFile(record) as archive:
             bad = archive.testzip()
             if bad is not None:
                 raise BadZipFile(f"{bad} is not what was written")
-            names = [name for name in FILES if name in archive.namelist()]
+            kept = {TEACHER} if (run / TEACHER).exists() else set[str]()
+            names = [name for name in FILES if name in archive.namelist() and name not in kept]
     except ZIP_FAULTS as error:
         raise DamagedError(f"{record} is damaged: {error}.") from None
     with ZipFile(record) as archive:
         for name in names:
             with archive.open(name) as packed, written(run / name) as target:
                 shutil.copyfileobj(packed, target, BLOCK)
+                if name == CHANGES:
+                    target.write(_asked_here(run, archive.read(name)))
     return names
+
+
+def _asked_here(run: Path, asked: bytes) -> bytes:
+    """The lines of a folder's changes.jsonl that are not among those `asked` for, behind which they come."""
+    if not (run / CHANGES).exists():
+        return b""
+    there, here = Counter(_lines(asked)), list[bytes]()
+    for line in _lines((run / CHANGES).read_bytes()):
+        if there[line]:
+            there[line] -= 1
+        else:
+            here.append(line + b"\n")
+    return b"".join([b"\n" * bool(here and not asked.endswith(b"\n")), *here])
+
+
+def _lines(content: bytes) -> list[bytes]:
+    return [line for each in content.split(b"\n") if (line := each.strip())]
