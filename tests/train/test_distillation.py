@@ -520,12 +520,15 @@ def test_labels_and_teacher_share_the_loss() -> None:
 def test_who_may_teach_is_told_by_what_it_is(corpus: TinyCorpus, tmp_path: Path) -> None:
     """Before its weights are read: tokens, lengths and kind, each to the last that is allowed."""
 
+    weights = ["blocks.0.mlp.up.weight"]
+
     def said(tokens: int = 275, *more: str, same: bool = True, **model: object) -> str:
         config = tiny.config(corpus, tmp_path, f"distillation.teacher={tmp_path}", *more)
         teacher = config.model.model_copy(update={"seq_length": 16, **model})
         origin: Any = SimpleNamespace(
-            path=Path("it"), labels=(), model={"vocab_size": tokens}, tokenizer=object(), tokenizer_at=Path("there")
-        )
+            path=Path("it"), labels=(), model={"vocab_size": tokens}, tokenizer=object(), tokenizer_at=Path("there"),
+            shapes=dict.fromkeys(weights),
+        )  # fmt: skip
         own = SimpleNamespace(is_of=lambda theirs: same)
         run: Any = SimpleNamespace(labels=(), vocab_size=275, tokenizer=own)
         try:
@@ -542,3 +545,5 @@ def test_who_may_teach_is_told_by_what_it_is(corpus: TinyCorpus, tmp_path: Path)
     assert "another tokenizer than data.tokenizer" in (told := said(same=False)) and "there/tokenizer.json" in told
     assert 'is a bert with head "pretraining", and the student a gpt' in said(kind="bert")
     assert 'is a gpt with head "preferences", and the student a gpt with head "pretraining"' in said(head="preferences")
+    weights.append("blocks.0.mlp.up.lora_a")
+    assert "has adapters beside its weights, and teaches without them. `colonnade merge it TARGET` makes" in said()

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from colonnade.architecture.adapters import is_adapter
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.parts import trained_architecture
 from colonnade.checkpoint.manifest import read_manifest
@@ -156,12 +157,17 @@ def _shards(model: Stack, tp: Axis) -> Iterator[Shard]:
 
 
 def check_teacher(origin: Origin, model: ModelConfig, config: Config, corpus: Corpus) -> None:
-    """ConfigError where a teacher speaks of other tokens, reads less, or cannot be cut as the run is."""
+    """ConfigError where a teacher speaks of other tokens, reads less, has adapters, or cannot be cut as the run is."""
     student, where = config.model, f"distillation.teacher = {str(origin.path)!r}"
     if (model.kind, model.head) != (student.kind, student.head):
         raise ConfigError(
             f'{where} is a {model.kind} with head "{model.head}", and the student a {student.kind} with head '
             f'"{student.head}": it is taught by one of its own kind.'
+        )
+    if any(map(is_adapter, origin.shapes)):
+        raise ConfigError(
+            f"{where} has adapters beside its weights, and teaches without them. `colonnade merge {origin.path} "
+            "TARGET` makes one model of both: name that."
         )
     _check_labels(where, origin, model, config, corpus)
     _check_layers(where, model, config)
