@@ -65,6 +65,20 @@ def test_a_folder_in_the_place_of_a_reference_is_told(corpus: TinyCorpus, tmp_pa
     assert found.keys == ("preferences.reference",) and problems_of_files(asked, found.keys) == []
 
 
+def test_a_store_of_a_teachers_answers_that_cannot_be_made_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """One that is there may have all that is asked for."""
+    (tmp_path / "file").touch()
+    (tmp_path / "there").mkdir()
+    for name, is_wrong in (("a/b", False), ("there", False), ("file/store", True), ("file", True)):
+        keys = [f"distillation.teacher={tmp_path}", "distillation.top_k=4", f"distillation.store={tmp_path / name}"]
+        assert told(corpus, tmp_path, *keys) == is_wrong * [
+            f"distillation.store = '{tmp_path / name}' cannot be made: Not a directory ({tmp_path / 'file'}). Name "
+            "another folder, or fix that."
+        ]
+        assert told(corpus, tmp_path, *keys, uncertain=("distillation.store",)) == []
+    assert not (tmp_path / "a").exists(), "none is made"
+
+
 def test_a_run_folder_may_not_be_there_and_has_to_be_one(corpus: TinyCorpus, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")

@@ -38,6 +38,7 @@ def problems_of_files(config: Config, uncertain: Collection[str]) -> list[Proble
         *_device_problems(config, uncertain),
         *_weights_problems(config, uncertain),
         *_reference_problems(config, uncertain),
+        *_store_problems(config, uncertain),
         *_parts_problems(config, uncertain),
     ]
 
@@ -46,14 +47,19 @@ def problems_of_the_folder(config: Config, uncertain: Collection[str]) -> list[P
     """Whether the run's folder can be written, or made where it is not there; nothing is made."""
     if "run.folder" in uncertain:
         return []
-    folder = Path(config.run.folder).absolute()
+    error = _refusal(Path(config.run.folder))
+    return [] if error is None else [Problem(str(run_folder.unwritable(config, error)), ("run.folder",))]
+
+
+def _refusal(folder: Path) -> OSError | None:
+    """Why a folder cannot be written, or made."""
+    folder = folder.absolute()
     there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        return []
+        return None
     refused = errno.EROFS if there.is_dir() and os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
     number = refused if there.is_dir() else errno.ENOTDIR
-    error = OSError(number, os.strerror(number), str(there))
-    return [Problem(str(run_folder.unwritable(config, error)), ("run.folder",))]
+    return OSError(number, os.strerror(number), str(there))
 
 
 def problems_of_a_beginning(config: Config, uncertain: Collection[str]) -> list[Problem]:
@@ -167,6 +173,19 @@ def _reference_problems(config: Config, uncertain: Collection[str]) -> Iterator[
     key, named = "preferences.reference", config.preferences.reference
     if named is not None and key not in uncertain and Path(named).is_dir():
         yield Problem(f"{key} = {named!r} is a folder. Name a file, as reference.npz is one in a run's folder.", (key,))
+
+
+def _store_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
+    """Whether what a teacher says can be stored where that is named. What is there may be all that is asked for."""
+    key, named = "distillation.store", config.distillation.store
+    if named is None or key in uncertain or Path(named).is_dir():
+        return
+    error = _refusal(Path(named))
+    if error is not None:
+        yield Problem(
+            f"{key} = {named!r} cannot be made: {error.strerror} ({error.filename}). Name another folder, or fix that.",
+            (key,),
+        )
 
 
 def _parts_problems(config: Config, uncertain: Collection[str]) -> Iterator[Problem]:
