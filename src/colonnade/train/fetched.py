@@ -12,9 +12,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from colonnade.checkpoint.folders import damaged_name, publish, remove, set_aside_damaged
 from colonnade.checkpoint.names import MANIFEST, checkpoints_in, folder_name, newest_step
@@ -29,6 +31,9 @@ from colonnade.train.best import spared
 from colonnade.train.monitor import write_event
 from colonnade.train.run_folder import ROLLBACKS, checkpoints
 from colonnade.train.run_record import unpack
+
+if TYPE_CHECKING:
+    from colonnade.train.divergence import Rollback
 
 EVENT, DAMAGED = "fetched", "damaged upload"
 
@@ -61,6 +66,8 @@ def fetch(config: Config, as_began: Callable[[Path], Config], *, probe: bool, dr
 def _fetch_newest(stored: Stored, whole: Sequence[int], config: Config, *, dry_run: bool) -> None:
     run = Path(config.run.folder)
     here = newest_step(checkpoints(run))
+    if here >= whole[-1]:
+        _check_course(stored, whole[-1], run)
     newer = (step for step in reversed(whole) if step > here and not is_undone(stored, step, run))
     if dry_run:
         if (step := next(newer, None)) is not None:
@@ -183,19 +190,48 @@ def is_undone(stored: Stored, step: int, run: Path) -> bool:
     """Whether the run has returned to an earlier step since, here. Not where that cannot be read of the upload."""
     if not (run / ROLLBACKS).exists():
         return False
-    from colonnade.checkpoint.manifest import read_manifest
     from colonnade.train.divergence import in_force
-    from colonnade.train.metadata import metadata_of
     from colonnade.train.rollbacks import read
 
     recorded = in_force(read(run))
     with tempfile.TemporaryDirectory() as folder:
         try:
             stored.get(step, [MANIFEST], Path(folder))
-            known = metadata_of(Path(folder), read_manifest(Path(folder))).rollbacks
+            known = _rollbacks_of(Path(folder))
         except (CheckpointError, FileNotFoundError):
             return False  # whoever fetches it says so
     return any(each.to < step and each not in known for each in recorded)
+
+
+def _check_course(stored: Stored, step: int, run: Path) -> None:
+    """ConfigError where the upload of `step`, the newest, is from behind a rollback that nothing here knows of, though
+    what is here has come as far. Not where that cannot be read: whoever reads it says so.
+    """
+    (*_, (here, newest)) = checkpoints_in(checkpoints(run)).items()
+    with tempfile.TemporaryDirectory() as name, suppress(CheckpointError, FileNotFoundError):
+        folder = Path(name)
+        stored.get(step, [MANIFEST], folder)
+        if step == here and (folder / MANIFEST).read_bytes() == (newest / MANIFEST).read_bytes():
+            return  # without an import of torch: so it usually is
+        from colonnade.train.rollbacks import read
+
+        known = [*read(run), *_rollbacks_of(newest)]
+        for each in _rollbacks_of(folder):
+            if each not in known:
+                raise ConfigError(
+                    f"checkpoint.upload_to = {stored.url!r} has {folder_name(step)} from behind a rollback to step "
+                    f"{each.to:,}, and run.folder = {str(run)!r} has {folder_name(here)}, which knows nothing of it: "
+                    "it is of the course that was left. To go on behind the rollback, move run.folder away: all is "
+                    "fetched. To go on without it, choose another upload_to."
+                )
+
+
+def _rollbacks_of(checkpoint: Path) -> "list[Rollback]":
+    """Those that a checkpoint is from behind. CheckpointError where that cannot be read."""
+    from colonnade.checkpoint.manifest import read_manifest
+    from colonnade.train.metadata import metadata_of
+
+    return metadata_of(checkpoint, read_manifest(checkpoint)).rollbacks
 
 
 def _fetch_one(stored: Stored, step: int, config: Config, replace: Callable[[], object] | None = None) -> None:
