@@ -28,6 +28,7 @@ from colonnade.examples.formats import FORMATS
 from colonnade.examples.make import make_examples
 from colonnade.train import corpus as module
 from colonnade.train.corpus import open_corpus, step_by, tokens_of
+from colonnade.train.divergence import Rollback
 from tests import tiny
 from tests.commands import here
 from tests.tasks import examples, questions
@@ -448,6 +449,14 @@ def test_tokens_and_steps_are_counted_by_each_other(head: str, times: int, corpu
             step,
             step + 1,
         ]
+
+
+def test_batches_that_any_of_several_rollbacks_passes_over_are_no_tokens_of_a_run(
+    corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    settings = config(corpus, tmp_path, "train.steps=6")
+    for past in ([Rollback(to=2, skip=3), Rollback(to=4, skip=1)], [Rollback(to=2, skip=3), Rollback(to=2, skip=1)]):
+        assert [tokens_of(settings, step, past) for step in (2, 3, 4, 6)] == [128, 192, 256, 384]
 
 
 def test_files_of_a_blend_are_numbered_from_one(corpus: TinyCorpus, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import MANIFEST
 from colonnade.config.load import load
 from colonnade.data.sidecar import sidecar_path
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, ColonnadeError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import init_from, recovery
@@ -145,6 +145,19 @@ def test_a_base_is_read_by_one_rank_for_all(tmp_path: Path) -> None:
 
     expected = content_of(tmp_path / "first")
     assert run_on_ranks(told, 2) == [expected, expected] and list(expected) == ["config.json", "model.safetensors"]
+
+
+def test_a_base_that_the_rank_that_reads_it_cannot_read_is_told_on_all(tmp_path: Path) -> None:
+    """They would wait for it."""
+    (tmp_path / MANIFEST).write_text("{")
+
+    def told(rank: int, num_ranks: int) -> str:
+        with pytest.raises(ColonnadeError) as raised:
+            content_together(tmp_path, build_mesh(Layout(dp=num_ranks), rank).world)
+        return str(raised.value)
+
+    first, other = run_on_ranks(told, 2, time_limit=20.0)
+    assert first == other and first.startswith("rank 0: ") and str(tmp_path) in first
 
 
 @pytest.mark.parametrize("changed", [0, 1, 2])

@@ -1,5 +1,6 @@
 """What a run writes about itself, what it takes back when it is resumed, and what it says when it cannot write."""
 
+import errno
 import json
 import os
 import resource
@@ -215,6 +216,20 @@ def test_what_happens_while_no_rank_runs_is_recorded_where_it_can_be(tmp_path: P
     (tmp_path / "events.jsonl").unlink()
     (tmp_path / "events.jsonl").mkdir()
     write_event(tmp_path, "fetched", step=3)
+
+
+def test_a_folder_that_is_lost_for_a_moment_ends_no_one_who_tells_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(path: Path) -> bool:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as away:
+        away.setattr(Path, "is_dir", lost)
+        write_event(tmp_path, "fault", step=3)
+    write_event(tmp_path, "restart", saved=2)
+    (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert json.loads(line)["event"] == "restart"
 
 
 class Board:

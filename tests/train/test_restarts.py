@@ -374,6 +374,27 @@ def test_a_recall_that_the_disk_refuses_is_tried_again(
     assert again[1]() is None and supervised.recalled and (tmp_path / "leave").exists()
 
 
+def test_all_are_started_anew_without_the_file_that_asked_to_leave_though_the_disk_refuses_at_first(
+    fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would leave at once."""
+    asked = list[bool]()
+
+    def recalled(run: Path) -> Ended:
+        end = after(Ended(UNFINISHED, False, None), 20)(run)
+        (run / "leave").touch()  # its ranks could not remove it
+        lost("leave", monkeypatch, 1)
+        return end
+
+    def all_again(run: Path) -> Ended:
+        asked.append((run / "leave").exists())
+        return after(DONE, 30)(run)
+
+    status, made = fake(*[after(killed(3), 10)] * 2, recalled, all_again)
+    assert status == 0 and asked == [False] and len(made.started[-1][0]) == 4
+    assert made.slept.count(POLL) == 1 and names(made.run)[-1] == "all ranks"
+
+
 def test_ctrl_c_ends_it_while_it_waits_for_gpus(fake: Any) -> None:
     def interrupted() -> Iterator[int]:
         yield 4

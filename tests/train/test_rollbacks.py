@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from colonnade.config.load import load, to_toml
+from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import rollbacks
@@ -108,6 +109,29 @@ def test_data_that_end_are_held_against_a_return_by_hand(
     assert held == [4] * is_held
 
 
+def test_a_return_in_a_folder_that_was_moved_is_held_against_the_changes_that_are_to_come_there(
+    run: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the run was made shorter: its data last for that, and not for as many steps as it began with."""
+
+    def short(config: Config, *_: object, **__: object) -> None:
+        if config.train.steps > 8:
+            raise ConfigError("Set train.steps to 8 or less")
+
+    monkeypatch.setattr(rollbacks, "check_length", short)
+    monkeypatch.setattr(rollbacks, "open_corpus", lambda config: SimpleNamespace(training=None))
+    moved = run.rename(run.with_name("moved"))
+    (moved / "config.toml").write_text(
+        to_toml(load(config, ["train.steps=20", "data.order=all_epochs", "data.epochs=9"]))
+    )
+    with pytest.raises(ConfigError, match=r"Set train\.steps to 8"):
+        rollbacks.by_hand(moved, 4, RollbackOptions(skip=1))
+    shorter = Change(at=6, values={"train.steps": 8}, was={"train.steps": 20}, line="1")
+    write_decided(moved, Decided(changes=(shorter,)))
+    _, gone = rollbacks.by_hand(moved, 4, RollbackOptions(skip=1))
+    assert gone == [6] and saved_steps(moved) == [2, 4]
+
+
 def test_data_that_end_are_held_against_a_run_that_has_returned(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
     """By what is left behind all batches that it has passed over; a run that never has is none longer than it was."""
     settings, held = load(run / "config.toml"), list[tuple[int, int]]()
@@ -123,6 +147,25 @@ def test_data_that_end_are_held_against_a_run_that_has_returned(monkeypatch: pyt
         rollbacks.apply(state, settings, corpus, recorded, done)
         assert state.rollbacks == recorded and state.samples == (4 + (passed or 0)) * batch
         assert held == ([] if passed is None else [(4, state.samples)])
+
+
+def test_a_change_that_asks_for_more_data_than_there_are_keeps_no_run_from_returning(
+    monkeypatch: pytest.MonkeyPatch, run: Path
+) -> None:
+    """The run will refuse it."""
+
+    def short(config: Config, *_: object, **__: object) -> None:
+        if config.train.steps > 8:
+            raise ConfigError("Set train.steps to 8 or less")
+
+    monkeypatch.setattr(rollbacks, "check_length", short)
+    settings, new = load(run / "config.toml"), Rollback(to=4, skip=1, id="new")
+    longer = Change(at=6, values={"train.steps": 9}, was={"train.steps": 6}, line="1")
+    write_decided(run, Decided(changes=(longer,)))
+    corpus: Any = SimpleNamespace(training=None, curriculum=curriculum_of(settings))
+    state: Any = SimpleNamespace(step=4, samples=16, changes=[], ownership=SimpleNamespace(mesh=Mesh()))
+    rollbacks.apply(state, settings, corpus, [new], [])
+    assert state.rollbacks == [new]
 
 
 @pytest.mark.parametrize(("to", "left"), [(4, [2, 4]), (6, [2, 4, 6])])

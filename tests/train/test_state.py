@@ -62,6 +62,16 @@ def test_behind_a_second_warm_up_the_decay_begins_where_the_configuration_says(s
     assert [rate(step) for step in steps] == [3.5, 5.0, 8.0, 8.0, 5.0, 2.0]
 
 
+@pytest.mark.parametrize("again", [{}, {"rewarm_at": 10, "rewarm_steps": 4}])
+def test_a_rollback_lowers_the_rate_of_any_run_also_of_one_that_warms_up_again(again: dict[str, int]) -> None:
+    optim = {"learning_rate": 8.0, "warmup_steps": 0, "decay": "constant"}
+    config = having(CONFIG, "optim", **optim, **again)
+    rate, lower = learning_rate_of(config), learning_rate_of(config, [Rollback(to=20, rate_factor=0.5, rate_until=22)])
+    assert [lower(step) for step in range(1, 26)] == [
+        rate(step) * (0.5 if step in (21, 22) else 1.0) for step in range(1, 26)
+    ]
+
+
 @pytest.mark.parametrize(
     ("precision", "reduce_precision", "dtype", "wire"),
     [

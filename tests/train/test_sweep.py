@@ -229,6 +229,14 @@ def test_credentials_stand_in_the_configuration_of_a_point_alone(
     assert len(json.loads(kept[0])["settings"]) == 2
 
 
+def test_others_cannot_read_credentials_that_all_points_have(tmp_path: Path) -> None:
+    place = "s3://ada:s3cr3t@bucket/run"
+    sweep = swept(tmp_path, f"train.seed = [1]\n[checkpoint]\nupload_to = '{place}'")
+    assert run_points(sweep, made(lambda content: 0.5)) == 0
+    config = tmp_path / "runs" / "seed-1.toml"
+    assert place in config.read_text() and config.stat().st_mode & 0o77 == 0
+
+
 def test_points_that_were_begun_with_credentials_in_their_names_go_on(tmp_path: Path) -> None:
     lines = "train.init_from = ['s3://ada:s3cr3t@bucket/run']"
     (tmp_path / "runs" / "init_from-s3___ada_s3cr3t_bucket_run").mkdir(parents=True)
@@ -328,6 +336,7 @@ def test_what_came_of_a_point_is_what_its_last_start_says(tmp_path: Path) -> Non
         return outcome_of(tmp_path, Point("point", {}, {}), reason=reason, seconds=1.0).state
 
     assert state("started", "setup", "diverged", reason="exit status 2") == "diverged"
+    assert state("started", "setup", "diverged", "no rollback", reason="exit status 1") == "diverged"
     assert state("started", "setup", "diverged", "resumed", "setup", reason="killed") == "failed"
     assert state("started", "setup", "diverged", "rolled back", reason="killed") == "failed", "it was left behind"
     again = ("diverged", "rolled back", "diverged")
