@@ -10430,6 +10430,13 @@ MUTATIONS = [
         "state = DIVERGED if last[-1:] == [DIVERGED] else FAILED",
         ("tests/train/test_sweep.py",),
     ),
+    Mutation(
+        "a command replaces a file that it did not write",
+        "outputs.py",
+        "if place.exists() and not _is_by(place, written_by):",
+        "if False:",
+        ("tests/test_outputs.py",),
+    ),
 ]
 
 

@@ -141,6 +141,27 @@ def test_plans_are_not_made_that_cannot_be_written(tmp_path: Path, monkeypatch: 
     assert config.read_text() == TINIEST
 
 
+def test_what_a_command_did_not_write_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_hardware, "measured_file", lambda: "# Measured by `colonnade hardware` on Linux.\n")
+    config, kept, written = (tmp_path / name for name in ("mine.toml", "kept.toml", "written.toml"))
+    for path in (config, kept):
+        path.write_text(TINIEST)
+    asked: dict[str, tuple[object, ...]] = {
+        "hardware": ("hardware",),
+        "plan --search": ("plan", config, "--hardware", "cpu", "--search"),
+        "slurm": ("slurm", config, "--ranks-per-node", 1),
+    }
+    for command, words in asked.items():
+        said = refused(*words, "--output", kept)
+        assert f"{kept} is not of `colonnade {command}`, and would be replaced. Name another, or remove it." in said
+    assert kept.read_text() == TINIEST
+    for command in ("hardware", "slurm"):
+        written.write_text("")
+        for _ in range(2):
+            assert here(*asked[command], "--output", written).status == 0
+        assert f"by `colonnade {command}`" in written.read_text()
+
+
 def test_a_batch_script_is_a_file_and_not_its_configuration(tmp_path: Path) -> None:
     config = tmp_path / "mine.toml"
     config.write_text(TINIEST)

@@ -78,7 +78,8 @@ def plan(
         raise ConfigError("--search compares layouts on a machine. Name one: --hardware a100-80gb, or a file.")
     _refuse_what_has_no_effect(memory, search=search, draw=draw, measure=measure)
     given = [config, *([] if on is None else [Path(on)])]
-    check_output(output, (".toml",) if search else (".svg",), inputs=given)
+    by = "plan --search" if search else ""
+    check_output(output, (".toml",) if search else (".svg",), inputs=given, written_by=by)
     check_output(html, PAGES, inputs=given, option="--html")
     from colonnade.config.load import TomlFile
 
@@ -253,7 +254,7 @@ def hardware(
     """
     from colonnade.planner.measure_hardware import measured_file
 
-    check_output(output)
+    check_output(output, written_by="hardware")
     write_output(output, measured_file().encode())
     print(f"This machine is described in {output}. Use it with: colonnade plan CONFIG --hardware {output}")
 

@@ -43,7 +43,7 @@ def slurm(
 
     if (gpus_per_node is None) == (ranks_per_node is None):
         raise ConfigError("--gpus-per-node and --ranks-per-node: give one of them, for the ranks of a machine.")
-    check_output(output, inputs=[config])
+    check_output(output, inputs=[config], written_by="slurm")
     settings = load_for_plan(config, overrides or [])
     job = Job(
         nodes,

@@ -13,6 +13,9 @@ from colonnade.errors import ConfigError
 PAGES = (".html", ".htm")
 """Endings of pages."""
 
+_BEGINNING = 4096
+"""[bytes] Of a file, in which it says what wrote it."""
+
 
 def output_problems(
     output: str | Path | None,
@@ -22,11 +25,13 @@ def output_problems(
     inputs: Iterable[Path] = (),
     option: str = "--output",
     makes_folder: bool = True,
+    written_by: str = "",
 ) -> Iterator[str]:
     """What is wrong with what an option names to be written, the first of it.
 
     `suffixes`: one of which its name must have; empty: any. `files`: all that is written; empty: the output itself.
     `inputs`: what the command reads, which may not be written over. `makes_folder`: a folder that is missing is made.
+    `written_by`: a command, which replaces only what it wrote before and says so at its beginning; empty: any file.
     """
     if output is None:
         return
@@ -35,7 +40,7 @@ def output_problems(
         return
     read = [path for path in inputs if path.exists()]
     for place in files or [Path(output)]:
-        problem = _problem(place, read, makes_folder=makes_folder)
+        problem = _problem(place, read, makes_folder=makes_folder, written_by=written_by)
         if problem is not None:
             yield f"{option} {output}: {problem}"
             return
@@ -48,9 +53,10 @@ def check_output(
     files: Collection[Path] = (),
     inputs: Iterable[Path] = (),
     option: str = "--output",
+    written_by: str = "",
 ) -> None:
     """ConfigError with what `output_problems` finds."""
-    for problem in output_problems(output, suffixes, files=files, inputs=inputs, option=option):
+    for problem in output_problems(output, suffixes, files=files, inputs=inputs, option=option, written_by=written_by):
         raise ConfigError(problem)
 
 
@@ -70,7 +76,7 @@ def _is_device(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
-def _problem(place: Path, read: Sequence[Path], *, makes_folder: bool) -> str | None:
+def _problem(place: Path, read: Sequence[Path], *, makes_folder: bool, written_by: str) -> str | None:
     """Why a file cannot be written there; None: it can."""
     if place.is_dir():
         return f"{place} is a folder. Name a file."
@@ -78,6 +84,8 @@ def _problem(place: Path, read: Sequence[Path], *, makes_folder: bool) -> str | 
         return None
     if place.exists() and any(path.samefile(place) for path in read):
         return f"{place} is among what this command is given, and would be replaced. Name another."
+    if place.exists() and not _is_by(place, written_by):
+        return f"{place} is not of `colonnade {written_by}`, and would be replaced. Name another, or remove it."
     folder = place.absolute().parent
     if not makes_folder and not folder.is_dir():
         return f"there is no folder {folder}. Make it, or name another."
@@ -90,6 +98,15 @@ def _problem(place: Path, read: Sequence[Path], *, makes_folder: bool) -> str | 
     except OSError as error:
         return f"{folder} cannot be written to: {error.strerror}. Name another."
     return None
+
+
+def _is_by(place: Path, command: str) -> bool:
+    """Whether the command wrote a file; an empty one is anybody's."""
+    if not command:
+        return True
+    with place.open("rb") as file:
+        beginning = file.read(_BEGINNING)
+    return not beginning or f"by `colonnade {command}`".encode() in beginning
 
 
 def json_of(content: Any, *, ensure_ascii: bool = True, indent: int | None = None) -> str:

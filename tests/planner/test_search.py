@@ -15,6 +15,7 @@ from colonnade.config.load import load
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config
 from colonnade.errors import LayoutError
+from colonnade.outputs import check_output
 from colonnade.pipeline.partition import chunks
 from colonnade.planner import page_search
 from colonnade.planner.compose import Composer
@@ -237,6 +238,7 @@ def test_the_real_program_confirms_the_best(tmp_path: Path) -> None:
     assert "the best of 3 that were run on paper" in as_text(found(), best, A100, None)
     assert '"best"' in as_json(found(), best)
     write(best.candidate.config, tmp_path / "best.toml")
+    check_output(tmp_path / "best.toml", written_by="plan --search")  # that it may replace
     assert load(tmp_path / "best.toml").parallel == best.candidate.config.parallel
 
 

@@ -77,7 +77,7 @@ def as_json(found: Search, best: Confirmed) -> str:
 
 def write(config: Config, path: Path) -> None:
     """The configuration file of the best layout; makes its folder."""
-    write_output(path, to_toml(config).encode())
+    write_output(path, f"# Written by `colonnade plan --search`.\n\n{to_toml(config)}".encode())
 
 
 def _as_json(each: Candidate) -> dict[str, object]:
