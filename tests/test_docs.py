@@ -115,6 +115,21 @@ def test_commands_can_be_run_with_the_pages_own_configuration(page: str, tmp_pat
     assert {command for command, *_ in lines} == {"train", "verify", "plan"}
 
 
+def test_the_page_on_chat_makes_what_its_next_command_begins_from() -> None:
+    made = {"MODEL"}  # the reader's own
+    for line in commands((ROOT / "docs/chat.md").read_text()):
+        command, *words = shlex.split(line, comments=True)
+        if command == "merge":
+            source, target = words
+            assert source in made
+            made.add(target)
+        if command == "train" and words:
+            config = load(ROOT / words[0], [word for word in words[1:] if not word.startswith("data.")])
+            assert config.train.init_from in made
+            made.add(config.run.folder)
+    assert "runs/preferences" in made
+
+
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     for path in PAGES:
