@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from colonnade.config.load import load
+from colonnade.config.model import ModelConfig
 from colonnade.data.indexed import TokenFile
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import CheckpointError, ConfigError
@@ -114,9 +115,28 @@ def test_the_runs_data_are_read_with_the_checkpoints_own_tokenizer(
 def test_a_part_that_the_run_does_not_have_is_not_measured() -> None:
     """Nor another in its place."""
     corpus: Any = SimpleNamespace(datasets=SimpleNamespace(validation=range(3), test=None))
-    config: Any = SimpleNamespace(data=SimpleNamespace(split="5:1"))
+    config: Any = SimpleNamespace(data=SimpleNamespace(split="5:1"), model=ModelConfig())
     assert own_data._part(corpus, config, Path("step"), "validation") == range(3)
     with pytest.raises(ConfigError, match=r"has no test part: its data\.split = '5:1' leaves no sample for it, and"):
+        own_data._part(corpus, config, Path("step"), "test")
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "instead"),
+    [
+        ("gpt", "pretraining", "Measure a text that it has not read with --data FILE."),
+        ("bert", "classification", "Predict the examples of a file with `colonnade predict`."),
+        ("t5", "pretraining", "Train with a data.split that leaves some."),
+    ],
+)
+def test_of_a_run_without_parts_that_is_said_which_its_model_can(kind: Any, head: Any, instead: str) -> None:
+    config: Any = SimpleNamespace(data=SimpleNamespace(split="1:0"), model=ModelConfig(kind=kind, head=head))
+    corpus: Any = SimpleNamespace(datasets=SimpleNamespace(validation=None, test=None))
+    with pytest.raises(ConfigError) as caught:
+        own_data._part(corpus, config, Path("step"), "test")
+    assert str(caught.value).endswith(f" and data.test is not set. {instead}")
+    corpus.datasets.validation = range(3)
+    with pytest.raises(ConfigError, match=r" is not set\. Measure the validation part with --part validation[.,]"):
         own_data._part(corpus, config, Path("step"), "test")
 
 

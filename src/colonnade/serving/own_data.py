@@ -78,20 +78,37 @@ def _opened(checkpoint: Path, config: Config, mesh: Mesh) -> Corpus:
         raise CheckpointError(
             f"{checkpoint} was trained on other data than its [data] names now:\n"
             + "\n".join(f"  {line}" for line in found)
-            + "\nA part of it may be text that the model has read. Restore the files as they were, or measure a file "
-            "that you know with --data."
+            + "\nA part of it may be text that the model has read. "
+            + _either("restore the files as they were", *_without_parts(config))
         )
     return corpus
 
 
 def _part(corpus: Corpus, config: Config, checkpoint: Path, name: str) -> Dataset:
-    part = {"validation": corpus.datasets.validation, "test": corpus.datasets.test}[name]
+    parts = {"validation": corpus.datasets.validation, "test": corpus.datasets.test}
+    part = parts[name]
     if part is None:
+        others = [
+            f"measure the {other} part with --part {other}" for other, found in parts.items() if found is not None
+        ]
         raise ConfigError(
             f"the run of {checkpoint} has no {name} part: its data.split = {config.data.split!r} leaves no sample for "
-            f"it, and data.{name} is not set. Measure another text with --data FILE."
+            f"it, and data.{name} is not set. {_either(*others, *_without_parts(config))}"
         )
     return part
+
+
+def _without_parts(config: Config) -> list[str]:
+    """What can be done with data that are not the run's."""
+    if config.model.kind == "gpt":
+        return ["measure a text that it has not read with --data FILE"]
+    labels = config.model.head in ("classification", "choice", "spans")
+    return ["predict the examples of a file with `colonnade predict`"] if labels else []
+
+
+def _either(*ways: str) -> str:
+    told = ", or ".join(ways) or "train with a data.split that leaves some"
+    return f"{told[0].upper()}{told[1:]}."
 
 
 def _not_known(checkpoint: Path, corpus: Corpus) -> str:

@@ -111,14 +111,14 @@ class Trained:
             start = end_and_start(self.tokenizer)[1] if self.start is None else self.start
             return Stages(self.model, self.mesh.tp, self.mesh.pp, self.hidden, start)
         if not isinstance(self.model, GPT):
-            raise ConfigError(f"a model of kind {self._kind} does not go on with a text: {_HELD_OUT}")
+            raise ConfigError(f"a model of kind {self._kind} does not go on with a text. {_HELD_OUT}")
         return Stages(self.model, self.mesh.tp, self.mesh.pp, self.hidden)
 
     @property
     def left_to_right(self) -> GPT:
         """The model, if it gives every token of a text a chance. ConfigError for one that does not."""
         if not isinstance(self.model, GPT):
-            raise ConfigError(f"a model of kind {self._kind} gives the tokens of a text no chances: {_HELD_OUT}")
+            raise ConfigError(f"a model of kind {self._kind} gives the tokens of a text no chances. {_HELD_OUT}")
         return self.model
 
     @property
@@ -146,7 +146,7 @@ class Trained:
         return prompt_tokens(self.tokenizer, text, control=control)
 
 
-_HELD_OUT = "it can be evaluated on the held-out parts of its run's data (--part validation, --part test), and no more."
+_HELD_OUT = "`evaluate --part validation` and `--part test` measure it on the held-out parts of its run's data."
 
 
 @contextmanager
