@@ -4,7 +4,7 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from typer.main import get_command
@@ -38,7 +38,13 @@ def test_the_reference_page_is_current() -> None:
     assert (ROOT / "docs/reference/config.md").read_text() == page(), "run `make docs`"
 
 
-def test_the_page_on_cleaning_has_every_key_with_its_default() -> None:
+def choices_of(annotation: object) -> set[str]:
+    """Words of which one is chosen, or a list of some."""
+    inner = set(get_args(annotation))
+    return inner if get_origin(annotation) is Literal else set().union(*map(choices_of, inner))
+
+
+def test_the_page_on_cleaning_has_every_key_with_its_default_and_choices() -> None:
     rows = re.findall(r"^\| `\[(\w+)\]` \| (.*) \|$", (ROOT / "docs/cleaning.md").read_text(), flags=re.MULTILINE)
     assert [name for name, _ in rows] == list(Recipe.model_fields)
     for name, keys in rows:
@@ -50,6 +56,9 @@ def test_the_page_on_cleaning_has_every_key_with_its_default() -> None:
         for key, default in told.items():
             value = tomllib.loads(f"it = {default}")["it"] if default else None
             assert value == (None if fields[key].is_required() else fields[key].default), f"{name}.{key}"
+            choices = choices_of(fields[key].annotation)
+            text = re.search(rf"`{key}(?: = [^`]+)?`(?: \([^)]*\))?", keys)
+            assert not choices or (text and set(re.findall(r'"([^"]+)"', text[0])) == choices), f"{name}.{key}"
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
@@ -128,6 +137,12 @@ def test_the_page_on_chat_makes_what_its_next_command_begins_from() -> None:
             assert config.train.init_from in made
             made.add(config.run.folder)
     assert "runs/preferences" in made
+
+
+def test_extras_that_are_installed_for_a_feature_stand_in_a_page() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = [re.findall(r"pip install .*\[([\w,-]+)\]", path.read_text()) for path in PAGES]
+    assert set(extras) == {extra for found in named for line in found for extra in line.split(",")}
 
 
 def test_make_targets_exist() -> None:
