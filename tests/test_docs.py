@@ -145,6 +145,12 @@ def test_extras_that_are_installed_for_a_feature_stand_in_a_page() -> None:
     assert set(extras) == {extra for found in named for line in found for extra in line.split(",")}
 
 
+def test_the_map_of_the_code_has_every_folder() -> None:
+    (code,) = re.findall(r"^src/colonnade/\n((?:  .*\n)+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    folders = {path.parent.name for path in (ROOT / "src/colonnade").glob("*/__init__.py")}
+    assert set(re.findall(r"\b([a-z_]+)/", code)) == folders
+
+
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     for path in PAGES:
