@@ -61,7 +61,7 @@ check: $(VENV)/.test
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py
 
 bench: $(VENV)/.test
-	$(BIN)/python benchmarks/run_all.py
+	$(BIN)/python -m benchmarks.run_all
 
 docs: $(VENV)/.run
 	$(BIN)/python -m colonnade.reference
