@@ -11,13 +11,13 @@ from colonnade.config.model import ModelConfig
 from colonnade.convert.card import card
 from tests.parity.runs import SERIAL, Case, configured
 
-MODEL = ModelConfig(num_layers=3, hidden_size=24, num_heads=4, seq_length=2048, vocab_size=1200)
+MODEL = ModelConfig(num_layers=1, hidden_size=24, num_heads=4, seq_length=2048, vocab_size=1200)
 TABLE = """\
 | | |
 |---|---|
 | class | `GPT2LMHeadModel` |
 | parameters | {parameters:,} |
-| shape | 3 layers, hidden 24, 4 heads |
+| shape | 1 layer, hidden 24, 4 heads |
 | positions | 2,048 (learned) |
 | vocabulary | 1,200 |
 | number format | bfloat16 |

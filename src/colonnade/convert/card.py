@@ -8,6 +8,7 @@ from colonnade.architecture.families import architecture_of
 from colonnade.architecture.huggingface.statement import Family
 from colonnade.checkpoint.manifest import Manifest
 from colonnade.checkpoint.schema import clip
+from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.errors import without_credentials
 from colonnade.train.metadata import RunMetadata
@@ -37,7 +38,7 @@ def card(
         "|---|---|",
         f"| class | `{family.architecture}` |",
         f"| parameters | {parameters:,} |",
-        f"| shape | {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads |",
+        f"| shape | {counted(model.num_layers, 'layer')}, hidden {model.hidden_size}, {model.num_heads} heads |",
         f"| positions | {model.seq_length:,} ({model.position}) |",
         f"| vocabulary | {metadata.model.vocab_size:,} |",
         f"| number format | {dtype} |",

@@ -13,7 +13,7 @@ from colonnade.checkpoint.save import Payload, Target, save_made
 from colonnade.checkpoint.schema import clip
 from colonnade.config.compare import model_metadata
 from colonnade.config.load import to_toml
-from colonnade.config.numbers import amount
+from colonnade.config.numbers import amount, counted
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import WHEN_FULL, check_space, check_target, publish, workspace
 from colonnade.convert.their_tokenizer import OF_TOKENIZER, TheirTokenizer
@@ -170,8 +170,8 @@ def _told(it: Foreign, num_bytes: int) -> list[str]:
     ids = known if isinstance(known, str) else f"{known.vocab_size:,} ids"
     return [
         f"{published.folder}: {published.family.title} ({published.family.architecture}), {parameters:,} parameters",
-        f"  model      {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, at most "
-        f"{model.seq_length:,} positions, vocabulary {published.vocab_size:,}",
+        f"  model      {counted(model.num_layers, 'layer')}, hidden {model.hidden_size}, {model.num_heads} heads, at "
+        f"most {model.seq_length:,} positions, vocabulary {published.vocab_size:,}",
         f"  tokenizer  {ids}",
         f"  tensors    {len(published.sources)}, {amount(num_bytes)}",
         *(f"  left: {path} (the tokenizer beside it is another, or none)" for path in it.known.left),
