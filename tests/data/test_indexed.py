@@ -151,7 +151,8 @@ def refused(prefix: str | Path, *words: str) -> None:
 
 
 def test_missing(tmp_path: Path, write_tokens: Write) -> None:
-    refused(tmp_path / "no", "no.bin", "no.idx", "colonnade data tokenize")
+    refused(tmp_path / "no", "no.bin", "no.idx", "Check the path, or make the file with `colonnade data tokenize")
+    refused("no", "there is no no.bin and no no.idx. Check the path, which begins at the current folder, or make")
     prefix = write_tokens(5)
     refused(f"{prefix}.bin", f"write {prefix}.")
     bin_path(prefix).unlink()

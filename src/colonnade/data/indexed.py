@@ -249,7 +249,8 @@ class TokenFile:
         if named.suffix in (".bin", ".idx") and idx_path(named.with_suffix("")).is_file():
             hint = f"A token file is named without its ending: write {named.with_suffix('')}."
         else:
-            hint = "Check the path, or make the file with `colonnade data tokenize INPUT --output PREFIX`."
+            begins = "" if named.is_absolute() or not_here(named) else ", which begins at the current folder"
+            hint = f"Check the path{begins}, or make the file with `colonnade data tokenize INPUT --output PREFIX`."
         raise DataError(f"{self.prefix}: there is no {' and no '.join(missing)}.{not_here(self.prefix)} {hint}")
 
     def _check_size(self, idx: Path, data: Path, found: int) -> int:
