@@ -10437,6 +10437,13 @@ MUTATIONS = [
         "if False:",
         ("tests/test_outputs.py",),
     ),
+    Mutation(
+        "a model that reads both ways is to be measured on any text where its run has no part",
+        "serving/own_data.py",
+        'if config.model.kind == "gpt":',
+        "if True:",
+        ("tests/serving/test_own_data.py",),
+    ),
 ]
 
 
