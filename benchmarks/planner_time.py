@@ -1,8 +1,8 @@
 """Planned time beside measured, on this machine's CPUs: layouts and sizes that are small enough to run.
 
-    python -m benchmarks.planner_time --hardware mine.toml [--rounds N] [--output FILE]
+    python -m benchmarks.planner_time --hardware machine.toml [--rounds N] [--output FILE]
 
-`colonnade hardware --output mine.toml` writes the description. Of each size `plan --search` over two ranks chooses a
+`colonnade hardware --output machine.toml` writes the description. Of each size `plan --search` over two ranks chooses a
 layout, which runs beside others of its candidates, from the fastest to the slowest. All layouts run once in each round,
 so that a host that is slow for minutes slows no layout alone. A launch is a process group of its own: one step to warm
 up, the fastest of five counts, and so does the fastest launch. All multiply by the kernels that the description was
