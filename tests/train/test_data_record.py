@@ -11,7 +11,7 @@ from colonnade.config.load import load
 from colonnade.data.identity import DataIdentity
 from colonnade.errors import CheckpointError
 from colonnade.train import data_record
-from colonnade.train.data_record import check_data, other_data, what_to_say
+from colonnade.train.data_record import check_data, data_metadata, other_data, what_to_say
 
 IDENTITY = DataIdentity(90, 3, 3, "uint16", 100, "0" * 64, ("0" * 16, "1" * 16))
 
@@ -47,10 +47,11 @@ CHECKPOINT = Path("step_00000008")
 def other(allowed: bool) -> tuple[Any, Any, Any]:
     """Of a checkpoint at sample 1,200 that knows another file: metadata, configuration, corpus."""
     known = {"data.train": SimpleNamespace(identity=lambda: IDENTITY)}
-    metadata = SimpleNamespace(data=known, samples=1200)
+    metadata = SimpleNamespace(data=known, samples=1200, step=8, questions="a" * 64)
     config = SimpleNamespace(checkpoint=SimpleNamespace(allow_other_data=allowed))
     now = {"data.train": replace(IDENTITY, tokens=91)}
-    return metadata, config, SimpleNamespace(identities=now, files={"data.train": SimpleNamespace(prefix="data/file")})
+    files, asked = {"data.train": SimpleNamespace(prefix="data/file")}, SimpleNamespace(content="a" * 64)
+    return metadata, config, SimpleNamespace(identities=now, files=files, questions=asked)
 
 
 def test_other_data_are_refused_unless_they_are_allowed() -> None:
@@ -73,6 +74,23 @@ def test_data_that_are_the_same_are_no_word_and_those_that_nobody_knows_are() ->
     metadata.data = None
     line, found = what_to_say(CHECKPOINT, metadata, corpus)
     assert line.startswith("step_00000008 was written before checkpoints knew their data") and found == []
+
+
+def test_questions_with_other_content_are_told() -> None:
+    """Nothing is trained on them, so that the run goes on. Checkpoints did not always know them."""
+    metadata, config, corpus = other(allowed=False)
+    corpus.identities = {"data.train": IDENTITY}
+    said = (
+        "data.questions has other content than before: exact match and F1 of evaluations up to step 8 and behind it do "
+        "not compare"
+    )
+    corpus.questions.content = "b" * 64
+    assert data_metadata(corpus) == {"data": {"data.train": IDENTITY.to_json()}, "questions": "b" * 64}
+    check_data(CHECKPOINT, metadata, config, corpus)
+    assert what_to_say(CHECKPOINT, metadata, corpus) == (said, [said])
+    for metadata.questions, questions in ((None, corpus.questions), ("a" * 64, None)):
+        corpus.questions = questions
+        assert what_to_say(CHECKPOINT, metadata, corpus) == ("", [])
 
 
 @pytest.fixture

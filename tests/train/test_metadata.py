@@ -127,6 +127,7 @@ def test_data_of_any_type_of_token_is_known_again(tmp_path: Path, dtype: np.dtyp
         {"data": {"data.train": {**FILE, "blocks": "0" * 16}}},
         {"data": {"data.train": {**FILE, "blocks": f"{'0' * 16} {'1' * 15}"}}},
         {"data": [FILE]},
+        {"questions": "0" * 63},
         *(
             {"published": each}
             for each in ({"begin": -1}, {"ends": [3, -1]}, {"pad": -1}, {"sampling": {"top_p": "a"}})

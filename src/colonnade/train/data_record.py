@@ -14,8 +14,11 @@ from colonnade.train.metadata import RunMetadata, config_of
 
 
 def data_metadata(corpus: Corpus) -> dict[str, Any]:
-    """What a checkpoint is to know of the data."""
-    return {key: identity.to_json() for key, identity in corpus.identities.items()}
+    """What a checkpoint is to know of the data, and of the questions that are answered at evaluations."""
+    return {
+        "data": {key: identity.to_json() for key, identity in corpus.identities.items()},
+        "questions": None if corpus.questions is None else corpus.questions.content,
+    }
 
 
 def check_data(path: Path, metadata: RunMetadata, config: Config, corpus: Corpus) -> None:
@@ -57,7 +60,19 @@ def what_to_say(path: Path, metadata: RunMetadata, corpus: Corpus) -> tuple[str,
         )
     found = other_data(metadata, corpus)
     lines = "".join(f"\n  {line}" for line in found)
-    return (f"Going on over other data, as checkpoint.allow_other_data = true allows:{lines}" if found else "", found)
+    said = [f"Going on over other data, as checkpoint.allow_other_data = true allows:{lines}"] if found else []
+    asked = _other_questions(metadata, corpus)
+    return "\n".join([*said, *asked]), [*found, *asked]
+
+
+def _other_questions(metadata: RunMetadata, corpus: Corpus) -> list[str]:
+    """A line where data.questions has other content than it had; no training depends on it."""
+    if metadata.questions is None or corpus.questions is None or metadata.questions == corpus.questions.content:
+        return []
+    return [
+        "data.questions has other content than before: exact match and F1 of evaluations up to step "
+        f"{metadata.step:,} and behind it do not compare"
+    ]
 
 
 def _check_paths(path: Path, config: Config) -> None:

@@ -22,6 +22,7 @@ from colonnade.train.divergence import Rollback
 
 MOST_BYTES = 1 << 28  # of a configuration or a tokenizer
 
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Finite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -46,7 +47,7 @@ class DataMetadata(BaseModel):
     sequences: Count
     dtype: Annotated[str, Field(pattern=r"^u?int\d{1,2}$")]
     index_bytes: Count
-    index_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    index_sha256: Sha256
     blocks: Annotated[str, Field(pattern=r"^[0-9a-f]{16}( [0-9a-f]{16})+$")]
 
     def identity(self) -> DataIdentity:
@@ -112,6 +113,8 @@ class RunMetadata(BaseModel):
     """With the weights that the run began from; None: it began from none that were published."""
     data: dict[str, DataMetadata] | None = None
     """By the key of the configuration that names the file; None: nobody wrote it down."""
+    questions: Sha256 | None = None
+    """Of data.questions; None: there are none, or nobody wrote it down."""
     products: ProductMetadata | None = None
     """None: there was no choice, or nobody wrote it down."""
     rollbacks: list[Rollback] = []

@@ -285,7 +285,7 @@ def _metadata(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> 
         "tokenizer_sha256": None if corpus.tokenizer is None else corpus.tokenizer.sha256,
         "labels": corpus.labels,
         "published": None if state.published is None else state.published.model_dump(),
-        "data": data_metadata(corpus),
+        **data_metadata(corpus),
         "layout": str(mesh.layout),
         "versions": {"colonnade": __version__, "torch": torch.__version__},
         "rollbacks": [each.model_dump() for each in state.rollbacks],
