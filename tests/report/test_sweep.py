@@ -211,9 +211,20 @@ def test_the_published_figures_are_the_papers() -> None:
     medians = {task: [tuple(each.figures.values()) for each in models] for task, models in PUBLISHED.items()}
     assert medians["qqp"] == [(0.923,), (0.926,), (0.927,)]
     assert medians["race"][:3] == [(0.83,), (0.873,), (0.895,)] and medians["race"][3] == (0.909,)
-    assert medians["squad"][2] == (0.955, 0.9) and medians["squad"][5] == pytest.approx((0.912, 0.885))
+    assert medians["squad"][2] == (95.5, 90.0) and medians["squad"][5] == (91.2, 88.5), "as questions are scored here"
     assert medians["wikitext103"] == [(19.31,), (12.76,), (10.81,)]
     assert medians["lambada"] == [(0.4518,), (0.6173,), (0.6651,)]
+
+
+def test_figures_of_answers_stand_beside_those_of_the_sweep(tmp_path: Path) -> None:
+    """In percent, as evaluations tell them, and by their names."""
+    scores = {"f1": 94.0, "exact_match": 87.0}
+    folder = write(tmp_path / "s", [point(1e-5, 1, None, **scores)], score="f1", task="squad")
+    ours, theirs, *_ = csv.DictReader(as_csv(read_sweep_folder(folder)).splitlines())
+    assert [(row["f1 median"], row["exact_match median"]) for row in (ours, theirs)] == [
+        ("94.0", "87.0"),
+        ("94.2", "88.0"),
+    ]
 
 
 def test_a_setting_of_one_run_has_no_range(tmp_path: Path) -> None:

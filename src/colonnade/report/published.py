@@ -18,7 +18,7 @@ class Published:
 
     model: str
     figures: Mapping[str, float]
-    """By the name that the score has here: shares where these are shares, perplexity otherwise."""
+    """By the name and in the unit that the score has here: answers in percent, labels and choices as shares."""
     note: str = ""
 
 
@@ -34,7 +34,7 @@ def _berts(name: str, *figures: float, note: str = "") -> tuple[Published, ...]:
 def _spans(*figures: tuple[float, float], note: str) -> tuple[Published, ...]:
     sizes = ("BERT 336M", "BERT 1.3B", "BERT 3.9B")
     return tuple(
-        Published(size, {"f1": _share(f1), "exact": _share(exact)}, note)
+        Published(size, {"f1": f1, "exact_match": exact}, note)
         for size, (f1, exact) in zip(sizes, figures, strict=True)
     )
 

@@ -45,7 +45,7 @@ COUNTED = (FINISHED, STOPPED)
 """States of a point whose scores count: the others were not trained to their end."""
 ENDED = (*COUNTED, DIVERGED)
 """States of a point that is not run again."""
-SCORES = ("accuracy", "spearman", "f1", "exact", "matthews")
+SCORES = ("accuracy", "spearman", "f1", "matthews")
 """In the order of preference, where [sweep] names none. Of all of them more is better."""
 SUMMARY, SUMMARY_TABLE = "summary.json", "summary.csv"
 
