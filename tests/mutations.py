@@ -3585,8 +3585,22 @@ MUTATIONS = [
     Mutation(
         "points that ended with another configuration stand beside others",
         "train/tuning.py",
-        "        _check_ended(sweep.folder, [outcome.point for outcome in done.values()])\n",
-        "",
+        "        _check_alike(sweep, done)\n        left = [",
+        "        left = [",
+        ("tests/train/test_sweep.py",),
+    ),
+    Mutation(
+        "each point of a sweep begins from what is then the newest checkpoint",
+        "train/tuning.py",
+        "content=with_checkpoint(each.content)",
+        "content=each.content",
+        ("tests/train/test_sweep.py",),
+    ),
+    Mutation(
+        "points of other data stand beside others",
+        "train/tuning.py",
+        "lines += other_files(saved[-1]) if saved else []",
+        "lines += []",
         ("tests/train/test_sweep.py",),
     ),
     Mutation(

@@ -1,5 +1,6 @@
 """What differs between the data that a checkpoint knows and what a run reads."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from colonnade.checkpoint.manifest import read_manifest
 from colonnade.config.load import load
 from colonnade.data.identity import DataIdentity
 from colonnade.errors import CheckpointError
 from colonnade.train import data_record
-from colonnade.train.data_record import check_data, data_metadata, other_data, what_to_say
+from colonnade.train.data_record import check_data, data_metadata, other_data, other_files, what_to_say
+from colonnade.train.metadata import metadata_of
+from tests.runs import Finished
+from tests.tiny import TinyCorpus
 
 IDENTITY = DataIdentity(90, 3, 3, "uint16", 100, "0" * 64, ("0" * 16, "1" * 16))
 
@@ -91,6 +96,29 @@ def test_questions_with_other_content_are_told() -> None:
     for metadata.questions, questions in ((None, corpus.questions), ("a" * 64, None)):
         corpus.questions = questions
         assert what_to_say(CHECKPOINT, metadata, corpus) == ("", [])
+
+
+def test_files_are_compared_with_what_a_checkpoint_knows(
+    finished: Finished, corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are there."""
+    assert other_files(finished.newest) == []
+    shutil.copy(f"{corpus.prefix}.idx", tmp_path / "other.idx")
+    tokens = bytearray(Path(f"{corpus.prefix}.bin").read_bytes())
+    tokens[200] ^= 1
+    (tmp_path / "other.bin").write_bytes(tokens)
+    (tmp_path / "dev.json").write_text("{}")
+    known = metadata_of(finished.newest, read_manifest(finished.newest)).model_copy(update={"questions": "a" * 64})
+    config = load(finished.config)
+    data = config.data.model_copy(update={"train": str(tmp_path / "other"), "questions": str(tmp_path / "dev.json")})
+    monkeypatch.setattr(data_record, "metadata_of", lambda path, manifest: known)
+    monkeypatch.setattr(data_record, "config_of", lambda path, manifest: config.model_copy(update={"data": data}))
+    train, questions = other_files(finished.newest)
+    assert train.startswith(f"data.train ({tmp_path / 'other'}): other tokens in ")
+    assert questions == f"data.questions ({tmp_path / 'dev.json'}): other content"
+    for name in ("other.bin", "other.idx", "dev.json"):
+        (tmp_path / name).unlink()
+    assert other_files(finished.newest) == []
 
 
 @pytest.fixture

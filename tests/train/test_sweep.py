@@ -24,7 +24,7 @@ from colonnade.train.side_by_side import Run, Share
 from colonnade.train.sweep import SEED, Point, Sweep, read_sweep
 from colonnade.train.tuning import Outcome, outcome_of, run_points, score_of, settings_of, summary_of, toml_of
 from tests.commands import colonnade, forked
-from tests.runs import events, metrics
+from tests.runs import Finished, events, metrics
 from tests.tasks.examples import write_config, write_examples
 
 BASE = """\
@@ -308,6 +308,133 @@ def test_what_has_ended_is_not_mixed_with_other_configurations(tmp_path: Path) -
         again("train.seed = [1, 2, 3]", "checkpoint.every=5")
     assert again("train.seed = [1, 2, 3]", "train.threads=1", "parallel.dp=2", "checkpoint.retry_for=1") == 0
     assert calls == [3]
+
+
+def begun_from_weights(config: Path, share: Share) -> int:
+    """A run that tells, by its events alone, what it began from."""
+    content = tomllib.loads(config.read_text())
+    status = made(lambda content: 0.5)(config, share)
+    with (Path(content["run"]["folder"]) / "events.jsonl").open("a") as stream:
+        stream.write(json.dumps({"event": "initialized", "source": content["train"]["init_from"]}) + "\n")
+    return status
+
+
+@pytest.fixture
+def weights(finished: Finished, tmp_path: Path) -> Path:
+    """A run that is at step 4; what it saves at step 6 lies beside it."""
+    weights = tmp_path / "weights"
+    shutil.copytree(finished.folder, weights)
+    (weights / "checkpoints" / "step_00000006").rename(tmp_path / "step_00000006")
+    return weights
+
+
+def with_seeds(seeds: list[int], folder: Path, weights: Path) -> Sweep:
+    swept(folder, f"train.seed = {seeds}")
+    found = read_sweep(folder / "config.toml", [f"train.init_from={weights}"])
+    assert found is not None
+    return found
+
+
+def test_all_points_begin_from_the_checkpoint_that_was_the_newest(weights: Path, tmp_path: Path) -> None:
+    """Of a run that goes on beside them."""
+    began: list[object] = []
+
+    def accuracy(content: dict[str, dict[str, object]]) -> float:  # type: ignore[misc]
+        began.append(content["train"]["init_from"])
+        if len(began) == 1:
+            (tmp_path / "step_00000006").rename(weights / "checkpoints" / "step_00000006")
+        return 0.5
+
+    assert run_points(with_seeds([1, 2], tmp_path, weights), made(accuracy)) == 0  # type: ignore[arg-type]
+    assert began == [str(weights / "checkpoints" / "step_00000004")] * 2
+
+
+def test_a_seed_that_is_added_begins_from_the_same_weights(weights: Path, tmp_path: Path) -> None:
+    """Earlier versions wrote the run's name into the configurations of points, whose events tell the checkpoint."""
+    saved, summary = weights / "checkpoints", tmp_path / "runs" / "summary.json"
+    for _ in range(2):
+        assert run_points(with_seeds([1], tmp_path, weights), begun_from_weights) == 0
+        config = tmp_path / "runs" / "seed-1.toml"
+        config.write_text(config.read_text().replace(str(saved / "step_00000004"), str(weights)))
+    (tmp_path / "step_00000006").rename(saved / "step_00000006")
+    before = summary.read_text()
+    with pytest.raises(ConfigError) as told:
+        run_points(with_seeds([1, 2], tmp_path, weights), begun_from_weights)
+    line = f'train.init_from: "{saved / "step_00000004"}" -> "{saved / "step_00000006"}"'
+    assert f"\n  {line}\n    in the point seed-1\n" in str(told.value) and summary.read_text() == before
+    assert run_points(with_seeds([1, 2], tmp_path, saved / "step_00000004"), begun_from_weights) == 0
+    shutil.rmtree(weights)
+    assert run_points(with_seeds([1, 2], tmp_path, weights), begun_from_weights) == 0, "what is gone is no other"
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_weights_are_the_same_however_their_folder_is_written(weights: Path, tmp_path: Path, published: bool) -> None:
+    """Events tell a path as it is read, without a / at its end."""
+    if published:
+        shutil.rmtree(weights / "checkpoints")
+    named: Any = f"{weights}/"
+
+    def began(config: Path, share: Share) -> int:
+        content = tomllib.loads(config.read_text())
+        assert content["train"]["init_from"] == (named if published else f"{weights}/checkpoints/step_00000004")
+        status = begun_from_weights(config, share)
+        events = tmp_path / "runs" / f"seed-{content['train']['seed']}" / "events.jsonl"
+        events.write_text(events.read_text().replace(f'{weights}/"', f'{weights}"'))
+        return status
+
+    assert run_points(with_seeds([1], tmp_path, named), began) == 0
+    assert run_points(with_seeds([1, 2], tmp_path, named), began) == 0
+
+
+@pytest.mark.parametrize("has_saved", [False, True])
+def test_a_point_that_goes_on_has_begun_from_the_weights_of_the_others(
+    weights: Path, tmp_path: Path, has_saved: bool
+) -> None:
+    """One that has saved nothing begins anew."""
+
+    def interrupted(config: Path, share: Share) -> int:
+        begun_from_weights(config, share)
+        if has_saved:
+            (tmp_path / "runs" / "seed-1" / "checkpoints" / "step_00000002").mkdir(parents=True)
+        return 130
+
+    assert run_points(with_seeds([1, 2], tmp_path, weights), interrupted) == 130
+    (tmp_path / "step_00000006").rename(weights / "checkpoints" / "step_00000006")
+    if not has_saved:
+        assert run_points(with_seeds([1, 2], tmp_path, weights), begun_from_weights) == 0
+        return
+    with pytest.raises(ConfigError, match=r'step_00000004" -> ".*step_00000006"\n    in seed-1\n'):
+        run_points(with_seeds([1, 2], tmp_path, weights), begun_from_weights)
+    shutil.copytree(weights, tmp_path / "moved")
+    assert run_points(with_seeds([1, 2], tmp_path, tmp_path / "moved"), begun_from_weights) == 0, (
+        "its run looks after it"
+    )
+
+
+@pytest.mark.parametrize("is_in_one_start", [False, True])
+def test_points_are_of_the_same_data(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_one_start: bool
+) -> None:
+    """Of a sweep whose files change while it runs all is written down before that is told."""
+    lines: list[str] = []
+    monkeypatch.setattr(tuning, "other_files", lambda path: lines if path.name == "step_00000006" else ["older"])
+
+    def accuracy(content: dict[str, dict[str, Any]]) -> float:  # type: ignore[misc]
+        if content["train"]["seed"] == 1:
+            shutil.copytree(finished.folder / "checkpoints", Path(content["run"]["folder"]) / "checkpoints")
+        lines[:] = ["data.validation (dev): 90 tokens, now 91"] if is_in_one_start else []
+        return 0.5
+
+    def run(seeds: list[int]) -> int:
+        return run_points(swept(tmp_path, f"train.seed = {seeds}"), made(accuracy))  # type: ignore[arg-type]
+
+    if not is_in_one_start:
+        assert run([1]) == run([1, 2]) == 0
+        lines.append("data.validation (dev): 90 tokens, now 91")
+    with pytest.raises(ConfigError, match=r"\n  data\.validation \(dev\): 90 tokens, now 91\n    in seed-1\n"):
+        run([1, 2])
+    points = json.loads((tmp_path / "runs" / "summary.json").read_text())["points"]
+    assert [each["state"] for each in points] == ["finished"] * 2
 
 
 @pytest.mark.parametrize("gone", ["folder", "content"])

@@ -1,5 +1,6 @@
 """What a checkpoint knows of its run's data, held against the data that the run would go on with."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,12 @@ from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.schema import clip
 from colonnade.config.compare import moved_files
 from colonnade.config.schema import Config
-from colonnade.data.identity import differences
-from colonnade.errors import CheckpointError, ConfigError
+from colonnade.data.identity import differences, identify
+from colonnade.data.remote import open_token_file
+from colonnade.errors import CheckpointError, ColonnadeError, ConfigError
 from colonnade.train.corpus import Corpus
-from colonnade.train.metadata import RunMetadata, config_of
+from colonnade.train.metadata import RunMetadata, config_of, metadata_of
+from colonnade.train.questions import content_of
 
 
 def data_metadata(corpus: Corpus) -> dict[str, Any]:
@@ -47,6 +50,28 @@ def other_data(metadata: RunMetadata, corpus: Corpus) -> list[str]:
             continue
         lines = differences(saved[key].identity(), now[key])
         found += [f"{key} ({corpus.files[key].prefix}): {'; '.join(lines)}"] if lines else []
+    return found
+
+
+def other_files(path: Path) -> list[str]:
+    """A line for each file of [data] whose content is not what the checkpoint in `path` knows, as far as it knows some
+    and the file is there.
+    """
+    manifest = read_manifest(path)
+    metadata, data = metadata_of(path, manifest), config_of(path, manifest).data
+    blend = {f"data.blend, file {number}": file for number, file in enumerate(data.blend or (), 1)}
+    named = {"data.train": data.train, "data.validation": data.validation, "data.test": data.test, **blend}
+    saved, found = metadata.data or {}, []
+    for key, prefix in named.items():
+        if key in saved and prefix is not None:
+            with suppress(ColonnadeError, OSError):  # told where it is read
+                now = identify(open_token_file(prefix, data.cache), num_files=len(saved))
+                lines = differences(saved[key].identity(), now)
+                found += [f"{key} ({prefix}): {'; '.join(lines)}"] if lines else []
+    if metadata.questions is not None and data.questions is not None:
+        with suppress(OSError):
+            if content_of(Path(data.questions)) != metadata.questions:
+                found.append(f"data.questions ({data.questions}): other content")
     return found
 
 

@@ -32,7 +32,7 @@ from colonnade.train.base import Base, content_together
 from colonnade.train.corpus import Corpus
 from colonnade.train.metadata import PublishedMetadata, metadata_of
 from colonnade.train.monitor import Monitor
-from colonnade.train.newest import checkpoint_at
+from colonnade.train.newest import INITIALIZED, checkpoint_at
 from colonnade.train.published import published_at, published_in
 from colonnade.train.recovery import OPTIMIZER, shards_of
 from colonnade.train.state import TrainState
@@ -267,7 +267,7 @@ def begin_from(origin: Origin, state: TrainState, corpus: Corpus, monitor: Monit
     )
     resized = {name for name in taken if origin.shapes[name] != stated[name].shape}
     monitor.event(
-        "initialized",
+        INITIALIZED,
         source=str(origin.path),
         taken=len(taken),
         left=sorted(left),

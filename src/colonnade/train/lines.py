@@ -78,6 +78,12 @@ def object_in(line: bytes | str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def objects_in(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file's whole lines; none where there is no file."""
+    lines = path.read_bytes().splitlines() if path.exists() else ()
+    return [found for line in lines if (found := object_in(line)) is not None]
+
+
 def step_in(line: Mapping[str, Any] | None) -> int:
     """The step that a line tells of; 0 where it tells of none, or of something else."""
     step = (line or {}).get("step")

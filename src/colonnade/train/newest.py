@@ -16,6 +16,8 @@ from colonnade.train.run_folder import checkpoints
 
 SAVED = "saved"
 """The event of a whole checkpoint."""
+INITIALIZED = "initialized"
+"""The event of a run that begins from weights; its `source` is where they lie."""
 
 
 def checkpoint_at(path: Path) -> Path | None:

@@ -102,5 +102,10 @@ def open_questions(config: Config, tokenizer: Tokenizer | None, windows: Windows
             "with answers, such as the development set."
         )
     assert tokenizer is not None, "examples are made with one"
-    content = sha256(path.read_bytes()).hexdigest()
+    content = content_of(path)
     return ScoredQuestions(questions, may_have_none(path), content, tokenizer, windows, config.model.seq_length)
+
+
+def content_of(path: Path) -> str:
+    """By what the content of a file of questions is known: its SHA-256."""
+    return sha256(path.read_bytes()).hexdigest()

@@ -6,7 +6,8 @@
     run.folder/summary.json, .csv       every point; of each setting median, lowest and highest over the seeds; the best
 
 A point that has ended is not run again, unless its run is gone; one that was interrupted goes on, and one that failed
-is tried again. Where points have ended with another configuration than they would have now, the sweep does not go on.
+is tried again. Where points have ended with another configuration than they would have now, or with other content of
+the files that it names, the sweep does not go on.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import csv
 import io
 import json
 import math
+import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -34,11 +37,13 @@ from colonnade.lock import locked
 from colonnade.outputs import json_of
 from colonnade.train import run_folder
 from colonnade.train.best import LOSS, best_of, evaluations
+from colonnade.train.data_record import other_files
 from colonnade.train.divergence import ROLLED_BACK, has_returned
-from colonnade.train.lines import object_in
+from colonnade.train.lines import objects_in
 from colonnade.train.score_names import no_such_score
 from colonnade.train.side_by_side import Run, Share, is_interrupted, last_line, process_of, run_side_by_side
 from colonnade.train.sweep import SEED, Point, Sweep, changed, less_is_better
+from colonnade.train.sweep_weights import as_begun, named_weights, with_checkpoint
 
 FINISHED, STOPPED, DIVERGED, FAILED = "finished", "stopped early", "diverged", "failed"
 COUNTED = (FINISHED, STOPPED)
@@ -89,10 +94,11 @@ def run_points(sweep: Sweep, run: Run, check: Callable[[Path], object] = lambda 
             "`colonnade finetune` starts the ranks of each point itself, and was started by a launcher of ranks. Start "
             "it once, alone; under torchrun `colonnade train` runs a single configuration."
         )
+    sweep = replace(sweep, points=[replace(each, content=with_checkpoint(each.content)) for each in sweep.points])
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with locked(sweep.folder, "colonnade finetune", instead="set another run.folder"):
         done = _ended(sweep)
-        _check_ended(sweep.folder, [outcome.point for outcome in done.values()])
+        _check_alike(sweep, done)
         left = [(number, point) for number, point in enumerate(sweep.points, 1) if point.name not in done]
         _check_all([point for _, point in left], sweep.folder, check)
         if not (sweep.folder / SUMMARY).exists():
@@ -105,6 +111,7 @@ def run_points(sweep: Sweep, run: Run, check: Callable[[Path], object] = lambda 
         outcomes = [done[point.name] for point in sweep.points]
         _write(sweep, outcomes)
         print(summary_of(sweep, outcomes), flush=True)
+        _check_alike(sweep, done)
         return int(any(outcome.state in (DIVERGED, FAILED) for outcome in outcomes))
 
 
@@ -176,20 +183,48 @@ def _check_all(points: Sequence[Point], folder: Path, check: Callable[[Path], ob
         raise ConfigError("\n".join([f"{folder}: the sweep cannot run, and none of its points was started", *lines]))
 
 
-def _check_ended(folder: Path, points: Sequence[Point]) -> None:
-    """ConfigError where points have ended with other configurations: their scores would stand beside those of this."""
+def _check_alike(sweep: Sweep, done: Collection[str]) -> None:
+    """ConfigError where points were made of something else than they would be now: their scores would stand beside
+    those of this.
+    """
     found: dict[str, list[str]] = {}
-    for point in points:
-        if (config := folder / f"{point.name}.toml").exists():
-            for line in changed(read(config), point.content):
-                found.setdefault(line, []).append(point.name)
+    begun = [point for point in sweep.points if (sweep.folder / f"{point.name}.toml").exists()]
+    for point in begun:
+        of = _differences if point.name in done else _other_weights
+        for line in of(sweep.folder, point):
+            found.setdefault(line, []).append(point.name)
     if found:
-        lines = [f"  {line}\n    in {_some(names, len(points))}" for line, names in found.items()]
+        lines = [f"  {line}\n    in {_some(names, len(done))}" for line, names in found.items()]
         raise ConfigError(
-            f"run.folder = {str(folder)!r} has points that ended with another configuration:\n"
+            f"run.folder = {str(sweep.folder)!r} has points that ended with another configuration, or began with other "
+            "files, than they would now:\n"
             + "\n".join(lines)
-            + "\nTheir scores would stand beside those of other runs. Set another run.folder, or change them back."
+            + "\nTheir scores would stand beside those of other runs. Set another run.folder, change them back, or "
+            "remove the folders of these points: they are run anew."
         )
+
+
+def _differences(folder: Path, point: Point) -> list[str]:
+    """In what a point that has ended differs from what it would be now."""
+    run, now = folder / point.name, point.content
+    if not os.path.exists(named_weights(now) or ""):  # gone since: they are told where a run begins from them
+        now = as_begun(now, run)
+    lines = changed(as_begun(read(folder / f"{point.name}.toml"), run), now)
+    saved = list(checkpoints_in(run_folder.checkpoints(run)).values())
+    with suppress(ColonnadeError, OSError):  # a damaged checkpoint does not tell
+        lines += other_files(saved[-1]) if saved else []
+    return lines
+
+
+def _other_weights(folder: Path, point: Point) -> list[str]:
+    """Of a point that goes on, whether it began from another checkpoint of the run that it would begin from now: its
+    run looks after the rest.
+    """
+    run, now = folder / point.name, named_weights(point.content)
+    began = named_weights(as_begun(point.content, run))
+    if not checkpoints_in(run_folder.checkpoints(run)) or began is None or now is None or began == now:
+        return []
+    return [f"train.init_from: {as_toml(began)} -> {as_toml(now)}"] if Path(began).parent == Path(now).parent else []
 
 
 def _some(names: Sequence[str], total: int) -> str:
@@ -219,11 +254,7 @@ def outcome_of(run: Path, point: Point, *, reason: str, seconds: float) -> Outco
 
 
 def _events(run: Path) -> list[dict[str, Any]]:
-    path = run / "events.jsonl"
-    if not path.exists():
-        return []
-    found = map(object_in, path.read_bytes().splitlines())
-    return [line for line in found if line is not None and "event" in line]
+    return [line for line in objects_in(run / "events.jsonl") if "event" in line]
 
 
 def _ended(sweep: Sweep) -> dict[str, Outcome]:
