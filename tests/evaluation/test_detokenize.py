@@ -122,6 +122,23 @@ def test_megatron_s_rules_undo_what_they_name(written: str, natural: str) -> Non
     assert DETOKENIZERS["none"](written) == written
 
 
+@pytest.mark.parametrize("detokenizer", sorted(DETOKENIZERS))
+def test_lines_may_end_as_on_windows(detokenizer: str, tmp_path: Path) -> None:
+    words = ' \n = Robert Boulter = \n \n Robert " Bob " Boulter is , he says , an actor . \n'
+    unix, windows = tmp_path / "unix.tokens", tmp_path / "windows.tokens"
+    unix.write_bytes(words.encode())
+    windows.write_bytes(words.replace("\n", "\r\n").encode())
+    assert read_wikitext(windows, detokenizer) == read_wikitext(unix, detokenizer)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.ndjson", "x.jsonl.gz"])
+def test_json_is_no_words(name: str, tmp_path: Path) -> None:
+    """Its braces and keys would be measured."""
+    (tmp_path / name).write_text('{"text": "a b"}\n')
+    with pytest.raises(DataError, match=rf"{name} has JSON by its name, and WikiText is words\. Name its \.tokens or"):
+        read_wikitext(tmp_path / name, "none")
+
+
 def test_a_file_of_white_space_has_no_word_to_predict(tmp_path: Path) -> None:
     (tmp_path / "empty.tokens").write_text(" \n \n")
     with pytest.raises(DataError, match=r"empty\.tokens is empty"):

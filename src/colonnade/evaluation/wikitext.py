@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from colonnade.errors import DataError
 from colonnade.evaluation.detokenize import DETOKENIZERS
-from colonnade.evaluation.raw import text_of
+from colonnade.evaluation.raw import compression_of, text_of
 
 PAPER_WINDOW, PAPER_STRIDE = 1024, 32
 """[tokens]"""
+JSON = (".json", ".jsonl", ".ndjson")
 
 
 class WikiText(NamedTuple):
@@ -25,8 +26,15 @@ class WikiText(NamedTuple):
 
 
 def read_wikitext(path: Path, detokenizer: str) -> WikiText:
-    """A file of words (.tokens, .raw) as natural text by one of `DETOKENIZERS`. DataError for an empty one."""
-    words = text_of(path)
+    """A file of words (.tokens, .raw) as natural text by one of `DETOKENIZERS`. DataError for an empty one, and for one
+    of JSON.
+    """
+    if Path(path.name.removesuffix(compression_of(path))).suffix in JSON:
+        raise DataError(
+            f"{path} has JSON by its name, and WikiText is words. Name its .tokens or .raw, or measure the texts of a "
+            ".jsonl with `perplexity`."
+        )
+    words = text_of(path).replace("\r\n", "\n")
     if not words.strip():
         raise DataError(f"{path} is empty: there is no word to predict. Name WikiText's .tokens or .raw.")
     return WikiText(DETOKENIZERS[detokenizer](words), count_words(words))
