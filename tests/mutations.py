@@ -7052,8 +7052,8 @@ MUTATIONS = [
     Mutation(
         "questions without a label are taken for ones without an answer",
         "examples/squad.py",
-        'if answers is None or (answers == [] and "is_impossible" not in asked):',
-        "if answers is None:",
+        "empty=() if says_none else None",
+        "empty=()",
         ("tests/examples/test_squad.py",),
     ),
     Mutation(

@@ -47,6 +47,24 @@ def test_a_file_of_2_is_known_by_its_version_or_its_questions(version: str, is_2
     assert may_have_none(squad_file(tmp_path, asked("what ran?", is_impossible=False), version=version))
 
 
+@pytest.mark.parametrize(
+    ("version", "more", "empty"),
+    [
+        ("v2.0", [("dog", 4)], ()),
+        ("v2.0", [], None),
+        ("1.1", [("dog", 4)], None),
+    ],
+)
+def test_a_file_of_2_with_answers_says_by_an_empty_list_that_there_is_none(
+    version: str, more: list[tuple[str, int]], empty: tuple[()] | None, tmp_path: Path
+) -> None:
+    """As the official script reads it, which looks at `answers` alone. Where all lists are empty it is a test set."""
+    path = squad_file(tmp_path, asked("a film?", name="q0"), asked("what ran?", *more), version=version)
+    first, second = questions_of(path)
+    assert isinstance(first, Question) and first.answers == empty
+    assert isinstance(second, Question) and second.answers == (tuple(more) or empty)
+
+
 def answered(prefix: Path, tokenizer: Tokenizer) -> list[str | None]:
     """The tokens that answer each question, as text."""
     file, found = TokenFile(prefix), list[str | None]()

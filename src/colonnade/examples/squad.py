@@ -116,15 +116,20 @@ def tokens_of(places: Integers, start: int, stop: int) -> range:
 def questions_of(path: Path) -> Iterator[Question | Rejected]:
     """The questions of a file, in order. DataError where it is no SQuAD, with the place that is not."""
     content = whole_json(path)
-    number = 0
+    found = list(_asked(path, content))
+    says_none = _is_2(content) and any(asked.get("answers") for _, asked in found)
+    for number, (context, asked) in enumerate(found, 1):
+        yield _question(path, number, context, asked, empty=() if says_none else None)
+
+
+def _asked(path: Path, content: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The questions as they are written, each behind its context."""
     for place, article in _items(path, content, "data", "the file"):
         for at, paragraph in _items(path, article, "paragraphs", place):
             context = paragraph.get("context")
             if not isinstance(context, str):
                 raise DataError(f"{path}: {at} has no text in context. A file of SQuAD is a JSON object: {_SHAPE}.")
-            for _, asked in _items(path, paragraph, "qas", at):
-                number += 1
-                yield _question(path, number, context, asked)
+            yield from ((context, asked) for _, asked in _items(path, paragraph, "qas", at))
 
 
 _SHAPE = '{"data": [{"paragraphs": [{"context": …, "qas": […]}]}]}'
@@ -134,8 +139,12 @@ def may_have_none(path: Path) -> bool:
     """Whether a file is one of 2.0, whose questions may have no answer."""
     content = whole_json(path)
     asked = (q for article in content["data"] for text in article["paragraphs"] for q in text["qas"])
-    is_2 = re.match(r"v?2(\.|$)", str(content.get("version", "")))  # and no date, like 2016-01-01
-    return is_2 is not None or any("is_impossible" in q for q in asked)
+    return _is_2(content) or any("is_impossible" in q for q in asked)
+
+
+def _is_2(content: Any) -> bool:
+    """Whether a file says that it is one of 2.0, and not of a date like 2016-01-01."""
+    return re.match(r"v?2(\.|$)", str(content.get("version", ""))) is not None
 
 
 def _items(path: Path, content: Any, key: str, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -149,7 +158,9 @@ def _items(path: Path, content: Any, key: str, place: str) -> Iterator[tuple[str
     )
 
 
-def _question(path: Path, number: int, context: str, asked: Mapping[str, Any]) -> Question | Rejected:
+def _question(
+    path: Path, number: int, context: str, asked: Mapping[str, Any], empty: tuple[Given, ...] | None
+) -> Question | Rejected:
     reason = unwritable([context, asked])
     if reason is not None:
         return Rejected(str(path), number, f"question {number:,}: {reason}")
@@ -158,18 +169,20 @@ def _question(path: Path, number: int, context: str, asked: Mapping[str, Any]) -
         return Rejected(
             str(path), number, f"question {number:,} has no id and text, but {', '.join(asked) or 'nothing'}"
         )
-    answers = _answers(asked)
+    answers = _answers(asked, empty)
     found = Question(path, number, str(name), text, context, None if isinstance(answers, str) else answers)
     return found.rejected(answers) if isinstance(answers, str) else found
 
 
-def _answers(asked: Mapping[str, Any]) -> tuple[Given, ...] | str | None:
-    """Its right answers, or what is wrong with them."""
+def _answers(asked: Mapping[str, Any], empty: tuple[Given, ...] | None) -> tuple[Given, ...] | str | None:
+    """Its right answers, or what is wrong with them. `empty`: what an empty list says where nothing else does."""
     if asked.get("is_impossible") is True:
         return ()
     answers = asked.get("answers")
-    if answers is None or (answers == [] and "is_impossible" not in asked):
+    if answers is None:
         return None  # a test set
+    if answers == [] and "is_impossible" not in asked:
+        return empty
     if not isinstance(answers, list) or not all(
         isinstance(each, dict) and isinstance(each.get("text"), str) and type(each.get("answer_start")) is int
         for each in answers
