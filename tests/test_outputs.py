@@ -17,7 +17,7 @@ from colonnade.report.write import write_report
 from colonnade.serving.measure import Report
 from colonnade.serving.measured import Measured
 from colonnade.serving.predict import Predictions, show
-from colonnade.train.tuning import SUMMARY, SUMMARY_TABLE
+from colonnade.train.sweep import SUMMARY, SUMMARY_TABLE
 from tests.commands import TINIEST, here
 from tests.report import written
 

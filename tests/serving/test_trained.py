@@ -181,6 +181,16 @@ def test_products_are_measured_as_they_are_served(finished: Finished) -> None:
     assert run_on_ranks(slices_asked_for, 2, finished.newest) == [[2], [2]]
 
 
+def test_the_folder_of_a_sweep_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(CheckpointError) as caught:
+        trained.find(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path} is the folder of a sweep, and each of its points has a run of its own. Name the folder of one in "
+        f"it; {tmp_path / 'summary.csv'} tells their scores."
+    )
+
+
 def test_find(finished: Finished, tmp_path: Path) -> None:
     for path in (finished.folder, finished.folder / "checkpoints", finished.newest):
         assert trained.find(path) == finished.newest

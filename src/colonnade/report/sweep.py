@@ -23,8 +23,8 @@ from colonnade.drawing.scale import length_of_time, scale_of, short
 from colonnade.errors import ConfigError, hidden
 from colonnade.report.published import PUBLISHED, SOURCE, Published
 from colonnade.report.record import can_be_shown
-from colonnade.train.sweep import SEED, less_is_better
-from colonnade.train.tuning import COUNTED, DIVERGED, FAILED, SUMMARY
+from colonnade.train.sweep import SEED, SUMMARY, less_is_better
+from colonnade.train.tuning import COUNTED, DIVERGED, FAILED
 
 _OWN = frozenset({"point", "state", "reason", "step", "seconds"})
 

@@ -12,7 +12,7 @@ from colonnade.outputs import PAGES, check_output
 from colonnade.report.page import page, state_of, sweep_page
 from colonnade.report.record import Record, names_of, read_run
 from colonnade.report.sweep import as_csv, is_sweep, read_sweep_folder
-from colonnade.train.tuning import SUMMARY, SUMMARY_TABLE
+from colonnade.train.sweep import SUMMARY, SUMMARY_TABLE
 
 MOST_RUNS = 16
 DEFAULT = "report.html"

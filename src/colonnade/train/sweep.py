@@ -25,6 +25,8 @@ from colonnade.errors import ConfigError, hidden
 from colonnade.storage import below
 
 SECTION, SCORE, AT_ONCE, SEED = SWEEP, "score", "at_once", "train.seed"
+SUMMARY, SUMMARY_TABLE = "summary.json", "summary.csv"
+"""In the sweep's folder: what came of its points."""
 SAME_RESULT = (
     *("parallel.", "restarts.", "run.", "tracking.", "thermometers.", "data.cache", "train.log_every"),
     *("train.threads", "train.device", "train.products", "train.timeout", "train.micro_batch_size"),

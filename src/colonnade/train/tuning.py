@@ -42,7 +42,7 @@ from colonnade.train.divergence import ROLLED_BACK, has_returned
 from colonnade.train.lines import objects_in
 from colonnade.train.score_names import no_such_score
 from colonnade.train.side_by_side import Run, Share, is_interrupted, last_line, process_of, run_side_by_side
-from colonnade.train.sweep import SEED, Point, Sweep, changed, less_is_better
+from colonnade.train.sweep import SEED, SUMMARY, SUMMARY_TABLE, Point, Sweep, changed, less_is_better
 from colonnade.train.sweep_weights import as_begun, named_weights, with_checkpoint
 
 FINISHED, STOPPED, DIVERGED, FAILED = "finished", "stopped early", "diverged", "failed"
@@ -52,7 +52,6 @@ ENDED = (*COUNTED, DIVERGED)
 """States of a point that is not run again."""
 SCORES = ("accuracy", "spearman", "f1", "matthews")
 """In the order of preference, where [sweep] names none. Of all of them more is better."""
-SUMMARY, SUMMARY_TABLE = "summary.json", "summary.csv"
 
 
 @dataclass(frozen=True)
