@@ -126,6 +126,17 @@ def test_a_sweep_that_is_none(lines: str, said: str, tmp_path: Path) -> None:
         swept(tmp_path, lines)
 
 
+def test_a_point_with_a_name_that_no_file_can_have_is_told_with_the_value(tmp_path: Path) -> None:
+    """Before anything is made; bytes count, not letters."""
+    longest = "ä" * 104
+    assert len(swept(tmp_path, f"train.init_from = ['{longest}']\ntrain.seed = [1]").points[0].name.encode()) == 225
+    with pytest.raises(
+        ConfigError, match=rf'would have 226 bytes, more than 225\. Shorten train\.init_from = "{longest}b"'
+    ):
+        swept(tmp_path, f"train.init_from = ['{longest}b']\ntrain.seed = [1]")
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("lines", "override", "said"),
     [

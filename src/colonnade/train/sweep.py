@@ -36,6 +36,8 @@ SAME_RESULT = (
 """How the keys begin that may differ between points that are compared: they tell how a run is made, not what it is, nor
 which of its checkpoints are there to be the best.
 """
+MOST_BYTES = 225
+"""Of a point's name: file systems take 255, and while its configuration is written some stand behind it."""
 UNSET = ""
 """A value of a list that stands for no value."""
 _ENTRY = "[sweep] lists values of keys, like `optim.learning_rate = [1e-5, 2e-5]`"
@@ -105,6 +107,7 @@ def read_sweep(path: Path | TomlFile, overrides: Sequence[str]) -> Sweep | None:
     _check_given(path, lists, overrides)
     combinations = product(*(values for values in lists.values()))
     points = [_point(content, folder, dict(zip(lists, values, strict=True))) for values in combinations]
+    _check_names(path, points)
     return Sweep(Path(folder), points, score, at_once)
 
 
@@ -154,6 +157,18 @@ def _check_given(path: Path | TomlFile, lists: Mapping[str, Any], overrides: Seq
                     f"{override} has no effect: {path} lists values of {key} in [sweep], {as_toml(values)}, and each "
                     "point has one of these. Leave it out, or change the list there."
                 )
+
+
+def _check_names(path: Path | TomlFile, points: Sequence[Point]) -> None:
+    """ConfigError for a point of whose name there can be no file."""
+    for point in points:
+        if (size := len(point.name.encode())) > MOST_BYTES:
+            key, value = max(point.told.items(), key=lambda each: len(_shown(each[1]).encode()))
+            raise ConfigError(
+                f"{path}: a point's folder is named by its values in [sweep], and one name would have {size} bytes, "
+                f"more than {MOST_BYTES}. Shorten {key} = {as_toml(value)}: a file or a folder can have a link with a "
+                "short name."
+            )
 
 
 def _wrong(key: str, values: Any) -> Iterator[str]:
