@@ -323,6 +323,14 @@ def test_left_out_rows_are_listed_and_a_file_of_none_is_refused(words: Tokenizer
         make_examples(FORMATS["stsb"], [written(tmp_path, ROWS["stsb"][0])], tmp_path / "sts", words)
 
 
+def test_left_out_rows_are_told_without_control_characters(words: Tokenizer, tmp_path: Path) -> None:
+    """Which a terminal would obey: those of the file's name, and of what stands in it."""
+    path = written(tmp_path, "sentence\tlabel\nfine\t1\nfine\t\x1b[31m\n", "red\x1b[31m.tsv")
+    said = make_examples(FORMATS["sst2"], [path], tmp_path / "sst", words).summary()
+    assert "red\ufffd[31m.tsv, line 3: " in said
+    assert all(line.isprintable() for line in said.splitlines())
+
+
 def test_the_command(words: Tokenizer, tmp_path: Path) -> None:
     words.save(tmp_path / "tokenizer.json")
     path = written(tmp_path, ROWS["mnli"][0])

@@ -1,6 +1,7 @@
 """Which device ranks compute on: never another one than expected without a word."""
 
 import ctypes
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -92,6 +93,17 @@ def test_gpus_that_come_and_go_are_counted_by_another_process(monkeypatch: pytes
     for program in (shutil.which("false"), "/nowhere/python"):
         monkeypatch.setattr(sys, "executable", program)
         assert gpus_now() is None
+
+
+def test_gpus_of_another_driver_are_as_unknown_to_another_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not none, as if all had been lost."""
+    for name, text in (("__init__.py", ""), ("version.py", "cuda: str | None = None\nhip: str | None = '6.4'\n")):
+        (tmp_path / "torch").mkdir(exist_ok=True)
+        (tmp_path / "torch" / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    assert gpus_now() is None
 
 
 WITH_CUDA = "cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n"

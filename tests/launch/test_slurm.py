@@ -42,8 +42,8 @@ def test_times(time: str, seconds: int | None) -> None:
 
 def test_in_the_name_of_the_logs_folder_a_percent_sign_is_one(settings: Config) -> None:
     """Slurm reads %n and its like in the names of files."""
-    text = script(settings, Job(2, 8, "24:00:00", name="50%n", logs="100%n"), ["books.toml"], "python")
-    assert "#SBATCH --output=100%%n/%x-%j.log" in text.splitlines()
+    text = script(settings, Job(2, 8, "24:00:00", name="50%n", logs="100%n/5%j"), ["books.toml"], "python")
+    assert "#SBATCH --output=100%%n/5%%j/%x-%j.log" in text.splitlines()
 
 
 def test_what_is_asked_for(settings: Config) -> None:

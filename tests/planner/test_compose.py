@@ -128,13 +128,16 @@ def test_what_stages_send_is_a_micro_batch_of_the_stream() -> None:
         ({}, {"precision": "fp64"}, {}, 8 * 128),
         ({}, {}, {"fp32_residual": True}, 4 * 128),
         ({}, {"block": "t5"}, {}, 2 * (128 + 192)),
+        ({"cuts": (2, 6)}, {"block": "t5"}, {}, 2 * 128),
     ],
-    ids=["bf16", "tp", "sequence parallelism", "fp32", "fp64", "an fp32 stream", "two streams"],
+    ids=["bf16", "tp", "sequence parallelism", "fp32", "fp64", "an fp32 stream", "two streams", "from the encoder on"],
 )
 def test_a_message_is_as_large_as_in_a_run(
     monkeypatch: pytest.MonkeyPatch, keys: Any, case: Any, model: Any, size: int
 ) -> None:
-    """To each stage but the first, 8 tokens of 16 numbers, and to a decoder both streams, here 12 tokens too."""
+    """To each stage but the first, 8 tokens of 16 numbers, and to one that begins in a decoder both streams, here 12
+    tokens too.
+    """
     monkeypatch.setattr(Cost, "move", lambda _, operation, size, ranks: float(size))
     found = configured(Case(**{"drop": 0.0, "precision": "bf16", "vocab_size": 64, **case}), Way(micro_batch_size=1))
     shape = {"model": found.model.model_copy(update=model)}

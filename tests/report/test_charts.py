@@ -29,7 +29,7 @@ def test_several_runs_have_a_colour_each_in_every_chart(tmp_path: Path) -> None:
     runs = [read_run(written.run(tmp_path / name, steps=12)) for name in names]
     del runs[1].columns["mfu"]  # type: ignore[attr-defined]
     found = {chart.title: chart for chart in charts(runs)}
-    assert [line.colour for line in found["Loss"].series] == [0, 1, 2]
+    assert [[line.colour for line in found[name].series] for name in ("Loss", "Validation loss")] == [[0, 1, 2]] * 2
     assert [(line.name, line.colour) for line in found["MFU"].series] == [("first", 0), ("third", 2)]
     assert all(line.dots for line in found["Validation loss"].series)
 

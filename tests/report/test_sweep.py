@@ -67,6 +67,18 @@ def test_a_score_that_no_float_can_hold_or_no_chart_is_none(tmp_path: Path) -> N
     assert group.scores["accuracy"].numbers == [0.8] and sweep_page(found)
 
 
+def test_a_setting_of_which_no_point_has_another_score_is_shown_without_it(tmp_path: Path) -> None:
+    """Beside one that has it."""
+    points = [point(1e-5, 1, 0.9, loss=math.nan), point(1e-5, 2, 0.9, loss=None), point(2e-5, 1, 0.8)]
+    found = read_sweep_folder(write(tmp_path / "s", points, task="rte"))
+    rows = csv.DictReader(as_csv(found).splitlines())
+    assert [(row["accuracy median"], row["runs"], bool(row["loss median"])) for row in rows] == [
+        ("0.9", "2", False),
+        ("0.8", "1", True),
+    ]
+    assert ["1e-05", "2", "0.9000", ""] in [row[:4] for row in cells(sweep_page(found))]
+
+
 def test_less_loss_is_better(tmp_path: Path) -> None:
     found = read_sweep_folder(write(tmp_path / "s", [point(1e-5, 1, 0.8), point(2e-5, 1, 0.9)], score="loss"))
     assert [group.values["optim.learning_rate"] for group in found.groups] == [2e-5, 1e-5]

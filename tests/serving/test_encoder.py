@@ -203,6 +203,17 @@ def test_broken_weights_fill_no_gap_and_make_no_vectors(bert: tuple[Path, Any, T
         embeddings(trained, Mesh(), ["dog"], batch_size=1)
 
 
+def test_one_word_with_broken_weights_leaves_no_probability_to_others(bert: tuple[Path, Any, Tokenizer]) -> None:
+    """Nor does it make a vector, where a text has it."""
+    trained = open_trained(bert[0], Mesh(), torch.device("cpu"))
+    next(trained.model.parameters())[trained.tokenizer.id_of("dog")] = torch.nan
+    with pytest.raises(CheckpointError, match="the model's logits of words are not finite"):
+        fillings(trained, Mesh(), ["the [MASK]"], top=1)
+    with pytest.raises(CheckpointError, match="the model's vectors of texts are not finite"):
+        embeddings(trained, Mesh(), ["the cat", "dog"], batch_size=1)
+    assert embeddings(trained, Mesh(), ["the cat"], batch_size=1)[0].isfinite().all(), "which has another word"
+
+
 def test_vectors_have_the_length_of_one(bert: tuple[Path, Any, Tokenizer]) -> None:
     answer = in_fp64("embed", bert[0], "--text", "dog", "--text", "the cat")
     told = [json.loads(line) for line in answer.out.splitlines()]

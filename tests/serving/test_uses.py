@@ -58,6 +58,7 @@ def test_a_model_that_reads_from_left_to_right_alone_gives_tokens_chances(kind: 
 def test_a_model_that_writes_is_told_what_comes_first() -> None:
     """Before what a decoder writes."""
     assert [model_of(kind).stages.start for kind in ("gpt", "t5")] == [0, 3]
+    assert [model_of("t5", start=said).stages.start for said in (0, 7)] == [0, 7], "what the checkpoint says"
     with pytest.raises(ConfigError, match='a model of kind "bert" does not go on with a text'):
         assert model_of("bert").stages
 
