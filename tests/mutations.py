@@ -10521,6 +10521,41 @@ MUTATIONS = [
         "if not self.start else self.start",
         ("tests/serving/test_uses.py",),
     ),
+    Mutation(
+        "adapters' base of Hugging Face has to have the weights of a head",
+        "convert/adapted.py",
+        "        published = open_published(path, whole=False)\n        return _BaseWeights",
+        "        published = open_published(path)\n        return _BaseWeights",
+        ("tests/convert/test_opened.py",),
+    ),
+    Mutation(
+        "a decoder that begins with token 0 begins with the padding",
+        "convert/to_huggingface.py",
+        "ids[_PAD] if first is None else first",
+        "first or ids[_PAD]",
+        ("tests/convert/test_round_trip.py",),
+    ),
+    Mutation(
+        "any run.json among the inputs is a cleaning run's",
+        "corpus/folders.py",
+        "or (path == run / RUN_FILE and",
+        "or (path.name == RUN_FILE.name and",
+        ("tests/corpus/test_folders.py",),
+    ),
+    Mutation(
+        "rows of a batch with an unsound value are counted from 1",
+        "corpus/formats.py",
+        "enumerate(zip(*batch.columns, strict=True), first)",
+        "enumerate(zip(*batch.columns, strict=True), 1)",
+        ("tests/corpus/test_read.py",),
+    ),
+    Mutation(
+        "the index of earlier runs is left out once all documents are read",
+        "corpus/stages.py",
+        "not missing_tasks(setting.folder, closing.name, closing.tasks)",
+        'not missing_tasks(setting.folder, "documents", num_tasks)',
+        ("tests/corpus/test_duplicates.py",),
+    ),
 ]
 
 

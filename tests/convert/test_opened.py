@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from colonnade.architecture.parts import trained_architecture
@@ -79,6 +79,15 @@ def test_a_checkpoint_that_is_a_base_is_whole(tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match="is damaged"):
         _weights_at(tmp_path / "base")
+
+
+def test_a_base_need_not_have_what_its_loss_alone_reads(tmp_path: Path) -> None:
+    """A classifier's, which has a head of its own: an encoder that was published with a part of one."""
+    saved(tmp_path / "base", "bert")
+    expected = open_published(tmp_path / "base").read("blocks.0.attention.qkv.weight")
+    (file,) = (tmp_path / "base").glob("*.safetensors")
+    save_file({name: x for name, x in load_file(file).items() if not name.startswith("cls.predictions")}, file)
+    assert torch.equal(_weights_at(tmp_path / "base").read("blocks.0.attention.qkv.weight"), expected)
 
 
 @pytest.fixture

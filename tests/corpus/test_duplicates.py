@@ -24,6 +24,7 @@ from colonnade.corpus.duplicates import Comparison, Group, RemoveDuplicates, pai
 from colonnade.corpus.matching import Groups, similar_pairs
 from colonnade.corpus.minhash import Bands, jaccard
 from colonnade.corpus.recipe import DeduplicateStep
+from colonnade.corpus.run import run_stage
 from colonnade.corpus.signatures import (
     ENTRY,
     FAN_IN,
@@ -224,6 +225,23 @@ def test_a_run_that_goes_on_has_the_index_that_it_began_with(
         run(source, folder="one", deduplicate=how)
     assert run(write_lines("b.jsonl", [text]), folder="two", deduplicate=how).texts() == [text]
     assert run(source, folder="one", deduplicate=how).texts() == [text]
+
+
+def test_a_run_that_was_stopped_when_all_is_read_goes_on_with_what_earlier_runs_kept(
+    tmp_path: Path, run: Run, write_lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first_stage(*arguments: Any, **more: Any) -> None:
+        run_stage(*arguments, **more)
+        raise KeyboardInterrupt
+
+    old, new = (" ".join(words(100, seed)) for seed in (5, 6))
+    how = {"index": str(tmp_path / "index")}
+    run(write_lines("a.jsonl", [old]), folder="one", deduplicate=how)
+    source = write_lines("b.jsonl", [old, new])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("colonnade.corpus.run.run_stage", first_stage)
+        run(source, folder="two", deduplicate=how)
+    assert run(source, folder="two", deduplicate=how).texts() == [new]
 
 
 def test_a_part_of_the_index_that_is_gone_is_told_where_it_is_needed_still(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.corpus.folders import Entry, entries
+from colonnade.corpus.folders import Entry, entries, inputs_in
+from colonnade.errors import DataError
 
 
 def test_all_kinds_of_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,3 +69,15 @@ def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pyte
         Entry(tmp_path / "closed", "folder that may not be read"),
         Entry(tmp_path / "open", ""),
     ]
+
+
+def test_a_run_json_is_a_cleaning_runs_only_where_such_a_run_has_it(tmp_path: Path) -> None:
+    """Others write files of that name, too."""
+    content = '{"identity": "0123", "facts": {}}'
+    for name in ("run.json", "experiment/run.json", "state/text.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert [entry.path.name for entry in inputs_in(tmp_path)] == ["run.json", "run.json", "text.jsonl"]
+    (tmp_path / "state" / "run.json").write_text(content)
+    with pytest.raises(DataError, match=r"is the write\.folder of a run .* The run has not finished"):
+        inputs_in(tmp_path)

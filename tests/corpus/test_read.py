@@ -273,6 +273,16 @@ def texts_of(*values: bytes | None) -> Any:
     return pa.Array.from_buffers(pa.string(), len(values), pa.array(values, pa.binary()).buffers())
 
 
+def test_a_row_that_is_not_sound_is_told_by_its_number_in_the_file(tmp_path: Path, run: Run) -> None:
+    """However many stand before it. Those beside it have theirs, too, in their ids."""
+    texts = [b"text"] * 300
+    texts[280] = b"caf\xe9"
+    pq.write_table(pa.table({"text": texts_of(*texts)}), tmp_path / "in.parquet")
+    result = run(tmp_path / "in.parquet")
+    assert [entry["line"] for entry in result.dropped("read")] == [281]
+    assert result.ids() == [f"{tmp_path}/in.parquet:{number}" for number in range(1, 301) if number != 281]
+
+
 @pytest.mark.parametrize("damaged", ["reject", "replace"])
 def test_a_text_of_a_parquet_file_that_is_not_utf8_costs_its_own_row_alone(
     tmp_path: Path, run: Run, damaged: str
