@@ -6,7 +6,7 @@ every valid pair of values (`covering.py`); `make parity-full` what an hour allo
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -200,13 +200,6 @@ def expected_holders(case: Case, way: Way) -> int:
 def test_every_element_is_kept_as_often_as_the_layout_says(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         assert outcome.miscounted() == [], str(outcome.job)
-
-
-def test_a_model_is_cut_with_its_adapters_where_its_copies_are_counted() -> None:
-    """By FLOPs it is cut elsewhere without them."""
-    way = Way(pp=3, micro_batch_size=2, partition=cast(Any, "flops"))
-    held = {"embedding.tokens": (0, 1, 2), "decoder.positions": (1, 2)}
-    assert holders_of(Case(block="t5", parts="lora"), way) == held
 
 
 def test_padding_stays_zero(outcomes: list[Outcome]) -> None:

@@ -119,8 +119,9 @@ def test_what_is_measured_stands_under_its_own_key() -> None:
     figures: dict[str, Any] = {"memory": 1e9, "bandwidth": 2e9, "kernel": 1e-6, "dispatch": 2e-6, "together": 0.5}
     figures |= {"crowded": 0.25, "area": 64.0, "depth": 32.0, "attention": 0.75, "half_head": 16.0, "operators": ""}
     figures |= {"reading": 5e-8}
-    figures |= {"beta": 3e9, "alpha": 3e-6, "call": 4e-6, "cores": 4, "name": "mine", "system": "s", "torch": "t"}
+    figures |= {"beta": 3e9, "alpha": 3e-6, "call": 4e-6, "cores": 4, "name": '"mine"', "system": "s", "torch": "t"}
     told = parsed(measure_hardware._FILE.format(**peaks, **figures), "mine.toml")
+    assert told.name == "mine"
     assert {name: told.peak(name) for name in names} == {name: peaks[short] for name, short in names.items()}
     assert [told[f"device.{key}"] for key in ("memory", "memory_bandwidth", "kernel_seconds", "dispatch_seconds")] == [
         1e9, 2e9, 1e-6, 2e-6,

@@ -105,10 +105,13 @@ def test_a_step_waits_for_what_is_not_read_behind_the_one_before_and_for_its_sha
 
 
 def test_a_checkpoint_has_what_is_frozen_too() -> None:
+    """A number of each such weight, and three of each that is trained."""
     whole, partly = (configured(Case(parts=parts), TWO) for parts in ("all", "upper"))
     stated = [trained_architecture(each, 37) for each in (whole, partly)]
-    assert stated[1].num_trained < stated[0].num_trained
-    assert checkpoint_stall(whole, stated[0], A100) == checkpoint_stall(partly, stated[1], A100) > 0
+    trained, every = stated[1].num_trained, stated[0].num_trained
+    assert trained < every == stated[0].num_parameters == stated[1].num_parameters
+    times = checkpoint_stall(partly, stated[1], A100) / checkpoint_stall(whole, stated[0], A100)
+    assert times == pytest.approx((trained + (every - trained) / 3) / every)
 
 
 def test_a_step_of_one_stage_takes_what_all_of_its_sections_take() -> None:

@@ -205,7 +205,7 @@ def test_a_corpus_without_a_document_is_refused_behind_the_score(
         ),
         ("lambada", '{"text": "a b"}', ["--stride", 3], "--stride is of the task perplexity and of wikitext103"),
         ("lambada", None, [], "does not exist"),
-        ("wikitext103", "", [], "test.jsonl is empty"),
+        ("wikitext103", "", [], "test.tokens is empty"),
         ("wikitext103", " a b", ["--stride", 9, "--window", 8], "--stride 9 is larger than --window 8"),
         ("wikitext103", " a b " * 30, ["--stride", 41], "--stride 41 is larger than the window, 40 tokens"),
         ("wikitext103", " a b " * 30, ["--window", 41], "seq_length = 41, but the model has learned 40 positions"),
@@ -218,7 +218,7 @@ def test_a_corpus_without_a_document_is_refused_behind_the_score(
 def test_what_is_refused_with_one_message(
     pair: Pair, tmp_path: Path, task: str, content: str | None, options: list[object], said: str
 ) -> None:
-    data = tmp_path / "test.jsonl"
+    data = tmp_path / ("test.tokens" if task == "wikitext103" else "test.jsonl")
     if content is not None:
         data.write_text(content)
     answer = here("evaluate", pair.ours, task, "--data", data, *options)
@@ -226,11 +226,11 @@ def test_what_is_refused_with_one_message(
     assert said in answer.err and "Traceback" not in answer.err
 
 
-def test_models_that_do_not_read_from_left_to_right(tmp_path: Path, lambada: Path) -> None:
+def test_models_that_do_not_read_from_left_to_right(tmp_path: Path, lambada: Path, wikitext: Path) -> None:
     saved(tmp_path / "theirs", "bert")
     assert here("convert", tmp_path / "theirs", tmp_path / "ours").status == 0
-    for task in ("lambada", "wikitext103"):
-        answer = forked("evaluate", tmp_path / "ours", task, "--data", lambada)
+    for task, data in (("lambada", lambada), ("wikitext103", wikitext)):
+        answer = forked("evaluate", tmp_path / "ours", task, "--data", data)
         assert answer.status == 2 and 'a model of kind "bert" gives the tokens of a text no chances' in answer.err
 
 

@@ -755,7 +755,7 @@ def test_a_save_that_fails_is_told_with_its_tries_and_the_age_of_the_last_good_o
     assert told.said[0].startswith(
         "Saving at step 7 has failed: The disk is full.\nThe run goes on, and saves again in 10 s"
     )
-    now[0] += 40.0
+    now[0] += 50.5
     with pytest.raises(CheckpointError, match="The disk is full"):
         checkpoints._failed(error, 9)
 
