@@ -144,8 +144,10 @@ def test_plans_are_not_made_that_cannot_be_written(tmp_path: Path, monkeypatch: 
 def test_what_a_command_did_not_write_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure_hardware, "measured_file", lambda: "# Measured by `colonnade hardware` on Linux.\n")
     config, kept, written = (tmp_path / name for name in ("mine.toml", "kept.toml", "written.toml"))
-    for path in (config, kept):
-        path.write_text(TINIEST)
+    config.write_text(TINIEST)
+    commands = ("hardware", "plan --search", "slurm")
+    told = "".join(f"# found by `colonnade {name}`, the rest is mine\n" for name in commands)
+    kept.write_text(told + TINIEST)
     asked: dict[str, tuple[object, ...]] = {
         "hardware": ("hardware",),
         "plan --search": ("plan", config, "--hardware", "cpu", "--search"),
@@ -154,7 +156,7 @@ def test_what_a_command_did_not_write_is_not_replaced(tmp_path: Path, monkeypatc
     for command, words in asked.items():
         said = refused(*words, "--output", kept)
         assert f"{kept} is not of `colonnade {command}`, and would be replaced. Name another, or remove it." in said
-    assert kept.read_text() == TINIEST
+    assert kept.read_text() == told + TINIEST
     for command in ("hardware", "slurm"):
         written.write_text("")
         for _ in range(2):

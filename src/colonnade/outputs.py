@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,12 +102,13 @@ def _problem(place: Path, read: Sequence[Path], *, makes_folder: bool, written_b
 
 
 def _is_by(place: Path, command: str) -> bool:
-    """Whether the command wrote a file; an empty one is anybody's."""
+    """Whether the command wrote a file, by one of its first two lines; an empty one is anybody's."""
     if not command:
         return True
     with place.open("rb") as file:
         beginning = file.read(_BEGINNING)
-    return not beginning or f"by `colonnade {command}`".encode() in beginning
+    says = re.compile(rf"# (Written|Measured) by `colonnade {command}`".encode())
+    return not beginning or any(map(says.match, beginning.split(b"\n")[:2]))
 
 
 def json_of(content: Any, *, ensure_ascii: bool = True, indent: int | None = None) -> str:

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -353,7 +354,7 @@ def test_memory_is_guarded_also_while_no_rank_runs(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a process that removes it if this one is killed, and that ends with it."""
-    guards, start = list["subprocess.Popen[bytes]"](), agent.guard
+    guards, polled, start = list["subprocess.Popen[bytes]"](), list[int | None](), agent.guard
 
     def guard(process: ProcessId, folder: Path) -> "subprocess.Popen[bytes]":
         assert process == mine() and folder.parent == tmp_path
@@ -364,7 +365,30 @@ def test_memory_is_guarded_also_while_no_rank_runs(
     monkeypatch.setattr(agent, "guard", guard)
     with folder_for(load(config, ["checkpoint.memory_every=1"])) as folder:
         assert len(guards) == 1 and guards[0].poll() is None
-    assert guards[0].returncode is not None and folder is not None and not folder.exists()
+        assert folder is not None
+        (folder / "step_00000001").mkdir()
+        remove = tempfile.TemporaryDirectory.cleanup
+
+        def removed(made: "tempfile.TemporaryDirectory[str]") -> None:
+            polled.append(guards[0].poll())
+            remove(made)
+
+        monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", removed)
+    assert set(polled) == {None}, "nor while it is removed"
+    assert guards[0].returncode is not None and not folder.exists()
+
+
+def test_copies_are_kept_in_memory_also_where_no_guard_can_be_started(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(process: ProcessId, folder: Path) -> "subprocess.Popen[bytes]":
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path)
+    monkeypatch.setattr(agent, "guard", refused)
+    with folder_for(load(config, ["checkpoint.memory_every=1"])) as folder:
+        assert folder is not None and folder.is_dir()
+    assert not folder.exists()
 
 
 def test_memory_is_given_back(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

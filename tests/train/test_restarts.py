@@ -364,6 +364,47 @@ def test_nor_one_that_stays_lost_what_would_go_on_with_it(fake: Any, monkeypatch
     assert [event["step"] for event in faults] == [11, 11]
 
 
+def test_nor_is_what_was_saved_forgotten_at_the_first_failure(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on, and whose folder is lost when it fails."""
+
+    def gone(run: Path) -> Ended:
+        end = after(killed(3), 20)(run)
+        lost("metrics.jsonl", monkeypatch, TRIES)
+        return end
+
+    begun = after(DONE, 10)
+    status, made = fake(begun)
+    assert status == 0
+    status, made = fake(gone, after(DONE, 30))
+    assert status == 0 and [event["saved"] for event in events(made.run) if event["event"] == "restart"] == [10]
+
+
+def test_fewer_ranks_are_fitted_when_the_run_can_be_looked_into(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which layouts fit goes by what was changed in it; where it stays lost, by the configuration."""
+    for times in (2, 1000):
+
+        def gone(run: Path, times: int = times) -> Ended:
+            lost("changes.jsonl", monkeypatch, times)
+            return after(killed(1), 10)(run)
+
+        status, made = fake(after(killed(1), 10), gone, after(DONE, 30))
+        assert status == 0 and len(made.started[2][0]) < 4
+        assert made.slept.count(POLL) == min(times, TRIES - 1)
+
+
+def test_a_second_signal_does_not_stop_the_first_one(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tell(kind: str, **details: object) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    def asked(run: Path) -> Ended:
+        monkeypatch.setattr(Restarts, "_event", lambda self, kind, **details: tell(kind))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return after(DONE, 20)(run)
+
+    status, _ = fake(asked)
+    assert status == 128 + signal.SIGTERM
+
+
 def test_a_recall_that_the_disk_refuses_is_tried_again(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

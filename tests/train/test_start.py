@@ -1,5 +1,6 @@
 """What is settled before ranks start: all mistakes at once, one run in a folder, and what to do after a loss."""
 
+import errno
 import json
 import os
 import shutil
@@ -565,12 +566,19 @@ def test_runs_on_cpus_share_cores_though_there_are_gpus(config: Path, monkeypatc
 # --- after a loss -----------------------------------------------------------------------------------------------------
 
 
-def test_what_to_do_after_a_loss(finished: Finished, config: Path) -> None:
+def test_what_to_do_after_a_loss(finished: Finished, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*given: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
     settings = load(finished.config)
     assert begin.how_to_go_on(settings) == f"Run the same command again: it goes on from {finished.newest}."
     for every, said in (("4", "checkpoint.every = 4 steps had not passed"), ("0", "checkpoint.every = 0 saves at")):
         fresh = load(config, [f"checkpoint.every={every}"])
         assert said in begin.how_to_go_on(fresh) and "starts again from the beginning" in begin.how_to_go_on(fresh)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "glob", lost)
+        said = f"Run the same command again when {fresh.run.folder} can be read (Stale file handle)."
+        assert begin.how_to_go_on(fresh) == said
     (run := Path(fresh.run.folder)).mkdir()
     (run / CHANGES).write_text('{"change": {"checkpoint.every": 7}}\n')
     (run / "metrics.jsonl").write_text('{"step": 3, "loss": 5.0}\n')

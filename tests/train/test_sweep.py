@@ -135,6 +135,9 @@ def test_a_point_with_a_name_that_no_file_can_have_is_told_with_the_value(tmp_pa
     ):
         swept(tmp_path, f"train.init_from = ['{longest}b']\ntrain.seed = [1]")
     assert not (tmp_path / "runs").exists()
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ConfigError, match=r"Shorten train\.init_from"):
+        swept(tmp_path, f"train.init_from = ['{'a' * 300}']\ntrain.seed = [1]")
 
 
 @pytest.mark.parametrize(

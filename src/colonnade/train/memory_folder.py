@@ -9,7 +9,7 @@ No torch is imported here: the supervisor has none.
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from colonnade.config.schema import Config
@@ -33,11 +33,14 @@ def folder_for(config: Config) -> Iterator[Path | None]:
         print(f"No copies of the state are kept in memory: {MEMORY} refuses ({error.strerror}).", file=sys.stderr)
         yield None
         return
-    with made as folder:
-        guard = agent.guard(mine(), Path(folder))
-        try:
+    guard = None
+    with suppress(OSError):  # no process can be started: what is left then, the next run removes
+        guard = agent.guard(mine(), Path(made.name))
+    try:
+        with made as folder:
             yield Path(folder)
-        finally:
+    finally:
+        if guard is not None:
             guard.kill()
             guard.wait()
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.fitting import Fit, fitting
@@ -36,6 +37,8 @@ TRIES = 30  # to look into it
 RECALL_AGAIN = 60.0  # seconds until a recall that the disk has refused is tried again
 DEVICE_WORDS = ("cuda", "nccl", "cublas", "cudnn", "distbackend", "distnetwork", "connection", "gloo", "timed out")
 OUT_OF_MEMORY = "MemoryShortError"
+_ASK = (signal.SIGTERM, signal.SIGHUP)
+_Found = TypeVar("_Found")
 
 
 def fitting_by_now(config: Config, num_ranks: int, step: int) -> Fit:
@@ -73,6 +76,8 @@ class Restarts:
     """Where copies of the state are kept in memory."""
     began: float | None = None
     """When ranks were started for the first time."""
+    seen: tuple[int, int] = (0, 0)
+    """Last step and newest checkpoint, when the run's folder could be looked into."""
     recalled: bool = False
     """Ranks were asked to leave so that all can be tried."""
 
@@ -109,6 +114,8 @@ class Restarts:
 
     def _end(self, asked: signal.Signals) -> int:
         """What a signal between two starts leads to; its exit status."""
+        for number in _ASK:
+            signal.signal(number, signal.SIG_IGN)  # once is enough
         if self.attempts:
             self._event(STOPPED, step=self.attempts[-1].step, reason=asked.name)
             _say(f"Not started again: {asked.name} has asked this process to end.")
@@ -140,7 +147,10 @@ class Restarts:
         wanted = self.config.parallel.num_ranks
         there = self._await_gpus(wanted) if self.attempts and self.on_gpus else wanted
         places = [place for place in range(wanted) if place not in self.lost][: max(1, there)]
-        fit = fitting_by_now(self.config, len(places), self.attempts[-1].saved if self.attempts else self._saved())
+        if not self.attempts:
+            self.seen = (saved := self._saved()), saved
+        by_now = partial(fitting_by_now, self.config, len(places), self.seen[1])
+        fit = _patiently(by_now, partial(fitting, self.config, len(places)))
         if fit.num_ranks < wanted:
             self._event("fewer ranks", reason=fit.reason, lost=sorted(self.lost))
             _say(f"Going on with fewer ranks: {fit.reason}.")
@@ -197,15 +207,14 @@ class Restarts:
         """What the last start has left: whether the run is to stop, its last step and its newest checkpoint. Where its
         folder cannot be looked into, also after a while: what was known before.
         """
-        for again in range(TRIES if patiently else 1):
-            if again:
-                time.sleep(POLL)
-            with suppress(OSError):
-                (self._folder / LEAVE_FILE).unlink(missing_ok=True)
-                stop = (self._folder / STOP_FILE).exists()
-                return stop, last_step(self._folder / METRICS), self._saved()
-        before = self.attempts[-1] if self.attempts else None
-        return False, before.step if before else 0, before.saved if before else 0
+
+        def look() -> bool:
+            (self._folder / LEAVE_FILE).unlink(missing_ok=True)
+            stop = (self._folder / STOP_FILE).exists()
+            self.seen = last_step(self._folder / METRICS), self._saved()
+            return stop
+
+        return _patiently(look, lambda: False, tries=TRIES if patiently else 1), *self.seen
 
     def _saved(self) -> int:
         saved = newest_step(checkpoints(self._folder))
@@ -239,6 +248,16 @@ class Restarts:
         return Path(self.config.run.folder)
 
 
+def _patiently(look: Callable[[], _Found], otherwise: Callable[[], _Found], *, tries: int = TRIES) -> _Found:
+    """What `look` finds; what `otherwise` says where the disk refuses, after a while too."""
+    for again in range(tries):
+        if again:
+            time.sleep(POLL)
+        with suppress(OSError):
+            return look()
+    return otherwise()
+
+
 @contextmanager
 def _asked_by_signals() -> Iterator[None]:
     """Signals that ask a process to end raise KeyboardInterrupt, as Ctrl-C does: nothing is left behind."""
@@ -246,7 +265,7 @@ def _asked_by_signals() -> Iterator[None]:
     def ask(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(number)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in _ASK}
     heard = [number for number, handler in before.items() if handler != signal.SIG_IGN]
     try:
         for number in heard:

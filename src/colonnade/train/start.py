@@ -359,9 +359,12 @@ def check_shares(config: Config, shares: int) -> None:
 def how_to_go_on(config: Config) -> str:
     """What to do when a rank was killed, or has never come: nothing is lost but the steps since the last checkpoint."""
     run = Path(config.run.folder)
-    saved = sorted(run_folder.checkpoints(run).glob("step_*"))
-    if saved:
-        return f"Run the same command again: it goes on from {saved[-1]}."
-    every = _from_now_on(config, lambda: last_step(run / METRICS))[0].checkpoint.every
+    try:
+        saved = sorted(run_folder.checkpoints(run).glob("step_*"))
+        if saved:
+            return f"Run the same command again: it goes on from {saved[-1]}."
+        every = _from_now_on(config, lambda: last_step(run / METRICS))[0].checkpoint.every
+    except OSError as error:
+        return f"Run the same command again when {run} can be read ({error.strerror})."
     why = f"checkpoint.every = {every} steps had not passed" if every else "checkpoint.every = 0 saves at the end only"
     return f"Nothing was saved yet ({why}): the same command starts again from the beginning."

@@ -187,7 +187,7 @@ def _wrong(key: str, values: Any) -> Iterator[str]:
 
 def _point(content: TomlTable, folder: str, values: dict[str, Any]) -> Point:
     name = _name({key: _told(value) for key, value in values.items()})
-    if (Path(folder) / (before := _name(values))).is_dir():
+    if (before := _name(values)) != name and Path(folder, before).is_dir():
         name = before  # of a sweep that was begun when credentials stood in names
     own: TomlTable = {key: dict(value) if isinstance(value, dict) else value for key, value in content.items()}
     for key, value in values.items():
