@@ -414,6 +414,23 @@ def test_a_run_that_was_made_shorter_returns_by_itself_to_before_that(
     assert saved_steps(run) == [2, 4, 6, 8] and metrics(run)[-1]["tokens"] == (8 + 3) * 4 * 16
 
 
+def test_a_change_before_that_is_made_again_too(config: Path, tmp_path: Path) -> None:
+    """Though the data do not last for the run as it is up to there."""
+    run = tmp_path / "run"
+    keys = [f"run.folder={run}", "data.order=all_epochs", "data.epochs=1", "checkpoint.keep=9"]
+    there = len(open_corpus(load(config, ["data.order=all_epochs", "data.epochs=100"])).datasets.train)
+    keys.append(f"train.steps={there // 4}")
+    run.mkdir()
+    asked = [{"change": {"optim.learning_rate": 1e-4}, "at": 3}, {"change": {"train.steps": 8}, "at": 4}]
+    (run / "changes.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
+    assert here("train", config, *keys).status == 0
+    rates = [line["learning_rate"] for line in metrics(run)]
+    assert here("rollback", run, 2, "--skip", 3).status == 0
+    assert here("train", config, *keys).status == 0
+    assert [line["learning_rate"] for line in metrics(run)] == rates
+    assert [each["step"] for each in events(run) if each["event"] == "changed"] == [3, 4] * 2
+
+
 def test_a_run_that_was_made_shorter_returns_by_hand_to_before_that(
     shortened: tuple[Path, list[str]], config: Path
 ) -> None:

@@ -11,7 +11,7 @@ from colonnade.config.load import load, to_toml
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.mesh.mesh import Mesh
-from colonnade.train import rollbacks
+from colonnade.train import change, rollbacks
 from colonnade.train.change import Change
 from colonnade.train.change_requests import Decided, write_decided
 from colonnade.train.corpus import curriculum_of
@@ -135,7 +135,7 @@ def test_a_return_in_a_folder_that_was_moved_is_held_against_the_changes_that_ar
 def test_data_that_end_are_held_against_a_run_that_has_returned(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
     """By what is left behind all batches that it has passed over; a run that never has is none longer than it was."""
     settings, held = load(run / "config.toml"), list[tuple[int, int]]()
-    monkeypatch.setattr(rollbacks, "check_length", lambda *_, step, position, **__: held.append((step, position)))
+    monkeypatch.setattr(change, "check_length", lambda *_, step, position, **__: held.append((step, position)))
     corpus: Any = SimpleNamespace(training=None, curriculum=curriculum_of(settings))
     batch = settings.train.global_batch_size
     known, new = Rollback(to=2, skip=3, id="known"), Rollback(to=4, skip=2, id="new")
@@ -263,7 +263,7 @@ def test_where_the_newest_checkpoint_is_damaged_the_one_before_says_how_the_run_
 
 def test_rates_are_lowered_by_all_returns_that_a_run_has_made(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
     settings = load(run / "config.toml")
-    monkeypatch.setattr(rollbacks, "check_length", lambda *_, **__: None)
+    monkeypatch.setattr(change, "check_length", lambda *_, **__: None)
     corpus: Any = SimpleNamespace(training=None, curriculum=curriculum_of(settings))
     known = Rollback(to=2, rate_factor=0.5, rate_until=6, id="known")
     new = Rollback(to=4, rate_factor=0.25, rate_until=5, id="new")

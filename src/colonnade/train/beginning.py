@@ -19,7 +19,7 @@ from colonnade.train.base import check_base, content_together
 from colonnade.train.best import evaluations_since_best, none_better
 from colonnade.train.change import Change, Expected
 from colonnade.train.change_requests import foreseen
-from colonnade.train.corpus import Corpus, check_length, curriculum_of
+from colonnade.train.corpus import Corpus
 from colonnade.train.init_from import Origin
 from colonnade.train.metadata import metadata_of
 from colonnade.train.newest import find
@@ -54,9 +54,8 @@ def course_of(config: Config, corpus: Corpus, ranks: Axis) -> Course:
     for change in changes:
         try:
             found = whole.behind(change)
-            if change.at >= step:
-                curriculum = curriculum_of(found.config)
-                check_length(found.config, corpus.training, curriculum, step=found.step, position=found.position)
+            if change.at >= step and whole.lasts(corpus.training):
+                found.check_lasts(corpus.training)
         except ColonnadeError as error:
             refused.append(f"Behind step {change.at:,} it would refuse {change}: {error}")
             continue

@@ -20,8 +20,9 @@ from colonnade.config.load import build
 from colonnade.config.problems import unknown_key, unknown_section
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
-from colonnade.errors import ConfigError, hidden
-from colonnade.train.corpus import curriculum_of
+from colonnade.data.datasets import TrainingDataset
+from colonnade.errors import ColonnadeError, ConfigError, hidden
+from colonnade.train.corpus import check_length, curriculum_of
 
 BATCH, BLEND = "train.global_batch_size", "data.blend"
 PHASES = ("curriculum.tokens", "curriculum.seq_length", "curriculum.global_batch_size")
@@ -116,6 +117,18 @@ class Expected(NamedTuple):
         if "train.steps" in change.values and config.train.steps <= change.at:
             raise ConfigError(f"train.steps = {config.train.steps:,} would be over at step {change.at:,}.")
         return Expected(config, change.at, position)
+
+    def check_lasts(self, training: TrainingDataset) -> None:
+        """ConfigError where the data end before the run does."""
+        check_length(self.config, training, curriculum_of(self.config), step=self.step, position=self.position)
+
+    def lasts(self, training: TrainingDataset) -> bool:
+        """Whether the data last for the run."""
+        try:
+            self.check_lasts(training)
+        except ColonnadeError:
+            return False
+        return True
 
 
 def by_step(changes: Iterable[Change]) -> list[Change]:

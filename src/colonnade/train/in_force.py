@@ -18,7 +18,7 @@ from colonnade.errors import ColonnadeError
 from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
-from colonnade.train.change import Change, earlier_blends, in_force
+from colonnade.train.change import Change, Expected, earlier_blends, in_force
 from colonnade.train.change_requests import (
     Decided,
     Line,
@@ -28,7 +28,7 @@ from colonnade.train.change_requests import (
     to_come,
     write_decided,
 )
-from colonnade.train.corpus import Corpus, check_length, open_together
+from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.monitor import Monitor
 from colonnade.train.reference import attach_stored
 from colonnade.train.run_folder import CHANGES
@@ -82,7 +82,8 @@ class InForce:
             made = change.model_copy(update={"position": state.samples})
             try:
                 found = self._at([*state.changes, made])
-                check_length(found[0], found[1].training, found[1].curriculum, step=state.step, position=state.samples)
+                if Expected(config, state.step, state.samples).lasts(corpus.training):  # else one to come shortens it
+                    Expected(found[0], state.step, state.samples).check_lasts(found[1].training)
             except ColonnadeError as error:
                 self._refuse(change, str(error))
                 continue

@@ -23,7 +23,7 @@ from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
 from colonnade.train.change import Change, Expected, as_it_began, behind
 from colonnade.train.change_requests import Decided, began_with, foreseen, read_decided, to_come
-from colonnade.train.corpus import Corpus, check_length, curriculum_of, open_corpus
+from colonnade.train.corpus import Corpus, curriculum_of, open_corpus
 from colonnade.train.divergence import BY_HAND, ROLLED_BACK, Rollback, in_force
 from colonnade.train.metadata import RunMetadata, metadata_of
 from colonnade.train.monitor import set_aside, write_event
@@ -198,15 +198,15 @@ def _to_come(began: Config, step: int, done: Sequence[Change], run: Path | None 
 
 def _check_lasts(at: Expected, corpus: Corpus, coming: Sequence[Change]) -> None:
     """ConfigError where the data end before the run does. Of the changes to come it will refuse those that ask for more
-    than there is.
+    than there is, where it could do without.
     """
     for change in coming:
         with suppress(ColonnadeError):
             then = at.behind(change)
-            _check_lasts(then, corpus, [])
+            if at.lasts(corpus.training):
+                then.check_lasts(corpus.training)
             at = then
-    curriculum = curriculum_of(at.config)
-    check_length(at.config, corpus.training, curriculum, step=at.step, position=at.position)
+    at.check_lasts(corpus.training)
 
 
 def _to_do(recorded: Sequence[Rollback], step: int, done: Sequence[Rollback]) -> list[Rollback]:
