@@ -2209,8 +2209,8 @@ MUTATIONS = [
         ("tests/train/test_lora.py",),
     ),
     Mutation(
-        "a run that returns goes on beside the base as it is in memory",
-        "train/undo.py",
+        "a run whose copies differ goes on beside the base as it is in memory",
+        "train/repair.py",
         "        fill_base_(state)\n",
         "        pass\n",
         ("tests/train/test_lora.py",),

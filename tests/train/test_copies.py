@@ -299,7 +299,7 @@ def test_a_save_under_way_is_waited_for_before_the_run_returns(
         def wait_out(self, state: Any) -> None:
             (folder / "step_00000004").mkdir()
 
-    state = SimpleNamespace(step=5, ownership=SimpleNamespace(mesh=Mesh()))
+    state = SimpleNamespace(step=5, base=None, ownership=SimpleNamespace(mesh=Mesh()))
     found, quiet = CopiesError("copies differ", [{"a over dp of 0,1": "x"}, {"a over dp of 0,1": "y"}]), _Quiet()
     repair = Repair(quiet)  # type: ignore[arg-type]
     assert repair(state, found, settings, None, Saving(), in_memory(settings))  # type: ignore[arg-type]
@@ -314,7 +314,7 @@ def test_repairs_are_counted_from_one_checkpoint(policy: str, config: Path, monk
     folder = checkpoints(Path(settings.run.folder))
     monkeypatch.setattr(undo, "return_to_newest", lambda *_: None)
     saving = SimpleNamespace(wait_out=lambda state: None)
-    state = SimpleNamespace(step=5, ownership=SimpleNamespace(mesh=Mesh()))
+    state = SimpleNamespace(step=5, base=None, ownership=SimpleNamespace(mesh=Mesh()))
     found, repair = CopiesError("differ", [{"a over dp of 0,1,2": sum} for sum in "xxy"]), Repair(_Quiet())  # type: ignore[arg-type]
     for step in (2, 4, 6, 6):
         (folder / f"step_{step:08}").mkdir(parents=True, exist_ok=True)
@@ -335,7 +335,7 @@ def test_before_the_run_returns_it_forgets_the_copies_in_memory(
         file.write_text("this start")
     monkeypatch.setenv(launch.MEMORY, str(memory))
     monkeypatch.setattr(undo, "return_to_newest", lambda *_: returned.append(newest_step(memory)))
-    settings, state = load(config, ["checkpoint.memory_every=1"]), SimpleNamespace(step=6)
+    settings, state = load(config, ["checkpoint.memory_every=1"]), SimpleNamespace(step=6, base=None)
     state.ownership = SimpleNamespace(mesh=Mesh())
     saving = SimpleNamespace(wait_out=lambda state: None)
     found, repair = CopiesError("differ", [{"a over dp of 0,1": "x"}, {"a over dp of 0,1": "y"}]), Repair(_Quiet())  # type: ignore[arg-type]
@@ -387,7 +387,7 @@ def test_what_differed_is_told_by_its_name_and_each_once(
     """Ranks 0 to 2 have copies of one shard, ranks 3 to 5 of the other: 2 and 5 stand against the others."""
     settings, told = load(config, [f"checkpoint.unequal_copies={policy}"]), Told()
     (checkpoints(Path(settings.run.folder)) / "step_00000002").mkdir(parents=True)
-    state = SimpleNamespace(step=5, ownership=SimpleNamespace(mesh=Mesh()))
+    state = SimpleNamespace(step=5, base=None, ownership=SimpleNamespace(mesh=Mesh()))
     monkeypatch.setattr(undo, "return_to_newest", lambda state, *_: setattr(state, "step", 2))
     mended = SimpleNamespace(mend_=lambda sound: None)
     saving = SimpleNamespace(wait_out=lambda state: None, copies=lambda state: mended, compare=lambda state: None)
@@ -460,7 +460,7 @@ def test_copies_are_mended_where_that_is_wanted_and_can_be(
     monkeypatch.setattr(undo, "return_to_newest", lambda *_: does.append("return"))
     mended = SimpleNamespace(mend_=lambda sound: does.append(f"mend {sound}"))
     saving: Any = SimpleNamespace(wait_out=lambda state: None, copies=lambda state: mended, compare=compare)
-    state: Any = SimpleNamespace(step=5, ownership=SimpleNamespace(mesh=Mesh()))
+    state: Any = SimpleNamespace(step=5, base=None, ownership=SimpleNamespace(mesh=Mesh()))
     corpus, repair = cast(Any, None), Repair(cast(Any, Told()))
     if policy == "stop":
         with pytest.raises(CopiesError):

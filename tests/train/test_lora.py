@@ -11,15 +11,18 @@ import torch
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import MANIFEST
 from colonnade.config.load import load
+from colonnade.config.schema import Config
 from colonnade.data.sidecar import sidecar_path
 from colonnade.errors import CheckpointError, ColonnadeError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import init_from, recovery
 from colonnade.train.base import Base, BaseMetadata, base_path, content_of, content_together
-from colonnade.train.corpus import open_corpus
-from colonnade.train.state import build_state
-from colonnade.train.undo import return_to_newest
+from colonnade.train.corpus import Corpus, open_corpus
+from colonnade.train.divergence import Divergence
+from colonnade.train.repair import return_with_base
+from colonnade.train.state import TrainState, build_state
+from colonnade.train.undo import roll_back
 from tests.commands import Answer, after_banner, forked, here
 from tests.distributed import run_on_ranks
 from tests.runs import Finished, metrics, tensors
@@ -59,28 +62,63 @@ def test_adapters_and_their_moments_are_saved_alone(adapted: Path, finished: Fin
     assert base["model"] == read_manifest(finished.newest).metadata["model"]
 
 
-def test_a_run_that_returns_reads_its_base_again(adapted: Path, finished: Finished, tmp_path: Path) -> None:
-    """What is wrong with it in memory is in no checkpoint. It has to be the base that the run began with."""
-    base = Path(shutil.copytree(finished.newest, tmp_path / "base"))
-    settings = load(adapted / "config.toml", [f"train.init_from={base}"])
-    corpus, told, world = open_corpus(settings), cast(Any, Told()), Mesh().world
+def beside(base: Path, run: Path, *more: str) -> tuple[TrainState, Config, Corpus]:
+    """The state of a run with adapters, read from its newest checkpoint, and what it trains by."""
+    settings = load(run / "config.toml", [f"train.init_from={base}", f"run.folder={run}", *more])
+    corpus = open_corpus(settings)
     state = build_state(settings, Mesh(), corpus.vocab_size, torch.device("cpu"), draw=False)
     origin = init_from.opened(settings, corpus)
     assert origin is not None
-    state.base = init_from.based_on(origin, state, world)
+    state.base = init_from.based_on(origin, state, Mesh().world)
     recovery.restore(state, settings, corpus)
-    init_from.read_base(origin, state, corpus, told)
+    init_from.read_base(origin, state, corpus, cast(Any, Told()))
+    return state, settings, corpus
+
+
+def test_a_run_whose_copies_differ_reads_its_base_again(adapted: Path, finished: Finished, tmp_path: Path) -> None:
+    """What is wrong with it in memory is in no checkpoint. It has to be the base that the run began with."""
+    base = Path(shutil.copytree(finished.newest, tmp_path / "base"))
+    state, settings, corpus = beside(base, adapted)
     sound = [bucket.master.clone() for bucket in state.buckets]
     for bucket in state.buckets:
         bucket.master += 1
     monitor: Any = SimpleNamespace(go_back=lambda step: None)
-    return_to_newest(state, settings, corpus, monitor)
+    return_with_base(state, settings, corpus, monitor)
     for bucket, expected in zip(state.buckets, sound, strict=True):
         assert torch.equal(bucket.master, expected), bucket.name
     shutil.rmtree(base)
     shutil.copytree(finished.newest.with_name("step_00000004"), base)
     with pytest.raises(CheckpointError, match="adapters of another base"):
-        return_to_newest(state, settings, corpus, monitor)
+        return_with_base(state, settings, corpus, monitor)
+
+
+def test_a_run_that_has_diverged_returns_though_its_base_is_gone(
+    adapted: Path, finished: Finished, tmp_path: Path
+) -> None:
+    """It has what it needs of it. In the base's own run that checkpoint may have been deleted meanwhile."""
+    run = Path(shutil.copytree(adapted, tmp_path / "run"))
+    asked = ["divergence.then=roll_back", "divergence.healthy_for=0", "divergence.patience=1"]
+    base = Path(shutil.copytree(finished.newest, tmp_path / "base"))
+    state, settings, corpus = beside(base, run, *asked)
+    sound = [bucket.master.clone() for bucket in state.buckets]
+    shutil.rmtree(base)
+    for bucket in state.buckets:
+        if not bucket.is_frozen:
+            bucket.master.fill_(torch.nan)
+    told = Told()
+    roll_back(
+        Divergence(7, 7, "has loss nan"),
+        state,
+        cast(Any, SimpleNamespace(wait_out=lambda _: None)),
+        config=settings,
+        mesh=Mesh(),
+        corpus=corpus,
+        monitor=cast(Any, SimpleNamespace(event=told.event, say=told.say, go_back=lambda step: None)),
+        copies=cast(Any, SimpleNamespace(forget=lambda: None)),
+    )
+    assert state.step == 6 and len(told.of("rolled back")) == 1
+    for bucket, expected in zip(state.buckets, sound, strict=True):
+        assert torch.equal(bucket.master, expected), bucket.name
 
 
 def test_a_base_is_known_by_where_it_lies_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 A checkpoint of adapters has what is trained, and which content its base had: the digest of a checkpoint's manifest, or
 the SHA-256 of a published folder's config.json and of the files that its weights are read from. Going on, evaluating
-and merging begin with a look whether that is what lies there still; so does a run that returns to a checkpoint.
+and merging begin with a look whether that is what lies there still; so does a run that returns because copies differ.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -8,6 +8,7 @@
 At most restarts.limit times from one checkpoint: copies that differ again are no accident.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from colonnade.checkpoint.copies import Verdict, verdict
@@ -17,8 +18,10 @@ from colonnade.errors import ColonnadeError, CopiesError
 from colonnade.launch.agreement import ranks_in_words
 from colonnade.mesh.agreement import gather_texts
 from colonnade.train import recovery, undo
+from colonnade.train.base import content_together
 from colonnade.train.corpus import Corpus
 from colonnade.train.divergence import COPIES_DIFFER, RETURNS
+from colonnade.train.init_from import fill_base_
 from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
@@ -59,7 +62,7 @@ class Repair:
         try:
             if returned:
                 copies.forget()  # else a restart would go on from behind it, and lines of these steps be missing
-                undo.return_to_newest(state, config, corpus, self.monitor)
+                return_with_base(state, config, corpus, self.monitor)
         except ColonnadeError:
             self._tell(step, judged, found, f"cannot return to step {newest}")
             raise
@@ -74,6 +77,17 @@ class Repair:
             COPIES_DIFFER, step=step, ranks=list(judged.suspects), what=differs[:8], then=does, reason=who
         )
         self.monitor.say(f"{found}\nAt step {step}: {who}. The run {does}.")
+
+
+def return_with_base(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) -> None:
+    """As `undo.return_to_newest`, and the base of adapters, which no checkpoint has, is read again: it may be what
+    differs. CheckpointError where another lies there, or none. Every rank calls this.
+    """
+    if state.base is not None:  # it may have changed since
+        state.base = replace(state.base, files=content_together(state.base.path, state.ownership.mesh.world))
+    undo.return_to_newest(state, config, corpus, monitor)
+    if state.base is not None:
+        fill_base_(state)
 
 
 def _newest(state: TrainState, config: Config) -> int:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,13 +13,11 @@ from colonnade.errors import ColonnadeError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks
-from colonnade.train.base import content_together
 from colonnade.train.change import as_it_began
 from colonnade.train.change_requests import read_decided
 from colonnade.train.corpus import Corpus
 from colonnade.train.damaged import by_rank_0, restored
 from colonnade.train.divergence import NO_ROLLBACK, ROLLED_BACK, Divergence, Rollback, decide, stopped
-from colonnade.train.init_from import fill_base_
 from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.metadata import metadata_of
 from colonnade.train.monitor import Monitor
@@ -66,15 +63,9 @@ def roll_back(
 
 
 def return_to_newest(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) -> None:
-    """Put `state` to where the newest sound checkpoint is, which must be there, and its base to what lies on the disk:
-    no checkpoint has that. Every rank calls this.
-    """
+    """Put `state` to where the newest sound checkpoint is, which must be there; every rank calls this."""
     state.ownership.settle()
-    if state.base is not None:  # it may have changed since
-        state.base = replace(state.base, files=content_together(state.base.path, state.ownership.mesh.world))
     restored(state, config, corpus, monitor)
-    if state.base is not None:
-        fill_base_(state)
     monitor.go_back(state.step)
 
 
