@@ -59,6 +59,14 @@ def test_the_smallest_numbers_have_a_scale_too(values: list[float]) -> None:
     assert all(0 <= scale.at(tick) <= 1 for tick in scale.ticks(5))
 
 
+@pytest.mark.parametrize("values", [[1e-9, 9.9e299], [1e-299, 1.7e308], [1e307, 1.7e308], [0.0, 1.7e308]])
+def test_numbers_as_far_apart_as_they_can_be_have_a_scale_too(values: list[float]) -> None:
+    scale = scale_of(values)
+    low, high = map(scale.at, values)
+    assert 0 <= low < 0.1 and 0.9 < high <= 1
+    assert all(0 <= scale.at(tick) <= 1 for tick in scale.ticks(5)) and scale.ticks(5)
+
+
 def test_zero_is_on_a_scale_where_it_is_near_unless_it_is_not_wanted() -> None:
     assert scale_of([1.0, 11.0]) == Scale(0.0, 11.6)
     assert scale_of([1.0, 11.0], from_zero=False) == Scale(pytest.approx(0.4), 11.6)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Numbers to places on a chart and to words on its axes. Pure."""
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,8 @@ class Scale:
     def at(self, value: float) -> float:
         """0 at `low`, 1 at `high`."""
         if self.log:
-            return (math.log10(max(value, _SMALLEST)) - math.log10(self.low)) / math.log10(self.high / self.low)
+            low, high = math.log10(self.low), math.log10(self.high)
+            return (math.log10(max(value, _SMALLEST)) - low) / (high - low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, about: int) -> list[float]:
@@ -29,7 +31,7 @@ class Scale:
             step = round_step((self.high - self.low) / about)
             first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
             return [number * step for number in range(first, last + 1)]
-        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        first, last = math.floor(math.log10(self.low)), min(math.ceil(math.log10(self.high)), sys.float_info.max_10_exp)
         every = max(1, round((last - first) / about))
         factors = (1, 2, 5) if last - first <= 2 else (1,)
         found = [factor * 10.0**power for power in range(first, last + 1, every) for factor in factors]
@@ -48,10 +50,10 @@ def scale_of(values: Sequence[float], *, may_be_log: bool = True, from_zero: boo
     """
     low, high = min(values, default=0.0), max(values, default=1.0)
     if may_be_log and low > _SMALLEST and high / low > LOG_FROM:
-        return Scale(low / 1.1, high * 1.1, log=True)
+        return Scale(low / 1.1, min(high * 1.1, sys.float_info.max), log=True)
     room = max((high - low) * 0.06 or abs(high) * 0.1 or 1.0, _SMALLEST)
     bottom = 0.0 if from_zero and 0 <= low <= (high - low) * 0.5 else low - room
-    return Scale(bottom, high + room)
+    return Scale(bottom, min(high + room, sys.float_info.max))
 
 
 def axis_of(highest: float) -> Scale:
