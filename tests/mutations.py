@@ -5645,9 +5645,16 @@ MUTATIONS = [
     Mutation(
         "a search leaves out the buffers of ZeRO 2",
         "planner/compose.py",
-        "whole = 20 * kept.largest if parallel.zero >= 2 else 0",
-        "whole = 20 * kept.largest if parallel.zero > 2 else 0",
+        "* exact if parallel.zero >= 2 else 0",
+        "* exact if parallel.zero > 2 else 0",
         ("tests/planner/test_search.py",),
+    ),
+    Mutation(
+        "a search leaves out the copies of gradients that are summed in 16 bits",
+        "planner/compose.py",
+        'if train.reduce_precision == "16-bit":\n        return whole + 2 * width',
+        "if False:\n        return whole + 2 * width",
+        ("tests/planner/test_compose.py",),
     ),
     Mutation(
         "a search forgets what frozen weights take",

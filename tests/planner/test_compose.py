@@ -1,8 +1,9 @@
 """Layouts put together from what units cost: time and memory of small ones, by hand."""
 
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -16,7 +17,7 @@ from colonnade.planner.cost import Cost
 from colonnade.planner.hardware import hardware
 from colonnade.planner.kept import Handed
 from colonnade.planner.kept import Kept as OfAUnit
-from colonnade.planner.memory import buffer_bytes, resident
+from colonnade.planner.memory import buffer_bytes, rank_memory, resident
 from colonnade.planner.unit_times import Costs, UnitCost, _cost, unit_costs
 from tests.parity.runs import Case, Way, configured
 from tests.planner.once import units_timed_once
@@ -169,7 +170,7 @@ def test_rounds_that_are_not_whole_are_refused_however_few_micro_batches_would_d
     assert composer().live(way, 0) == 5
 
 
-@pytest.mark.parametrize(("zero", "more"), [(1, 0), (2, 20 * 100), (3, 20 * 100 + 4 * 300)])
+@pytest.mark.parametrize(("zero", "more"), [(1, 0), (2, 16 * 100), (3, 16 * 100 + 4 * 300)])
 def test_memory_has_what_micro_batches_keep_and_what_is_gathered(zero: int, more: int) -> None:
     """Of the largest unit: under ZeRO 2 its gradients on their way, under ZeRO 3 its parameters too, frozen or not."""
     way = config(pp=2, dp=2, zero=zero, schedule="interleaved", virtual_stages=2)
@@ -195,8 +196,32 @@ def test_frozen_weights_take_memory_as_they_do_in_a_run(monkeypatch: pytest.Monk
         (sum(w.size for w in each if not w.is_frozen), sum(w.size for w in each)) for each in stated.buckets.values()
     ]
     trained, gathered = (max(each) for each in zip(*sizes, strict=True))
-    more = 20 * trained + 4 * gathered if "zero" in keys else 0
+    more = 16 * trained + 4 * gathered if "zero" in keys else 0
     assert Composer(adapted, 64, Cost(A100, 2)).compose(adapted)[1] == held + more
+
+
+@pytest.mark.parametrize(
+    ("precision", "way"),
+    [
+        ("bf16", Way(dp=2, reduce_precision="16-bit")),
+        ("bf16", Way(dp=4, zero=1, reduce_precision="16-bit")),
+        ("bf16", Way(dp=4, zero=2, pp=2, schedule="zero_bubble", reduce_precision="16-bit")),
+        ("bf16", Way(dp=4, zero=2)),
+        ("fp64", Way(dp=2, zero=3)),
+    ],
+    ids=["16-bit", "16-bit, ZeRO 1", "16-bit, zero bubble, ZeRO 2", "bf16, ZeRO 2", "fp64, ZeRO 3"],
+)
+def test_gradients_on_their_way_take_memory_as_they_do_in_a_run(
+    monkeypatch: pytest.MonkeyPatch, precision: Literal["bf16", "fp64"], way: Way
+) -> None:
+    """Where the units are nearly all alike."""
+    monkeypatch.setattr(Composer, "_costs", lambda *_: Costs(defaultdict(lambda: UnitCost(0, 0, 0, 0, 0, 0)), {}))
+    case = Case(drop=0.0, precision=precision, vocab_size=16, hidden_size=256, num_layers=8)
+    found = configured(case, replace(way, micro_batch_size=1))
+    parts = trained_architecture(found, 16)
+    held = rank_memory(found.model, found.parallel, found.train, vocab_size=16, architecture=parts)
+    composed = Composer(found, 16, Cost(A100, 8)).compose(found)[1]
+    assert composed - held.state == pytest.approx(held.buffers, rel=0.03)
 
 
 def test_a_unit_keeps_what_it_makes_and_hands_on_and_no_more() -> None:

@@ -258,9 +258,24 @@ class Composer:
         parallel, width = config.parallel, BYTES[config.train.precision]
         fixed = buffer_bytes(lengths.trained, parallel, config.train, frozen=lengths.frozen)
         live = self.live(config, stage) * (kept.each // parallel.virtual_stages)
-        whole = 20 * kept.largest if parallel.zero >= 2 else 0
+        whole = _under_way(config) * kept.largest
         whole += 2 * width * kept.gathered if parallel.zero == 3 else 0
         return int(fixed + live + kept.once + whole)
+
+
+def _under_way(config: Config) -> float:
+    """[bytes] For each element of its largest unit, what a rank holds of gradients for a while, as units follow one
+    another in backward. Two are under way over dp, copied where they are summed in 16 bits. From ZeRO 2 on these two
+    and the one that is being computed are whole; with zero-bubble, whose weight gradients come later, one more.
+    """
+    parallel, train = config.parallel, config.train
+    width, exact = BYTES[train.precision], max(BYTES[train.precision], 4)
+    if parallel.dp == 1:
+        return 0
+    whole = (4 if parallel.schedule == "zero_bubble" else 3) * exact if parallel.zero >= 2 else 0
+    if train.reduce_precision == "16-bit":
+        return whole + 2 * width * (1 + (1 / parallel.dp if parallel.zero else 0))
+    return whole + (2 * exact / parallel.dp if parallel.zero >= 2 else 0)
 
 
 def _kind(config: Config) -> tuple[int, bool, bool, int]:
