@@ -381,6 +381,18 @@ def test_behind_a_curriculum_another_batch_begins_at_the_tokens_of_its_step(conf
     assert found.curriculum.global_batch_size == (4, 4, 8)
 
 
+def test_another_batch_takes_the_place_of_a_phase_whose_first_step_it_is(config: Path) -> None:
+    """That begins in the midst of the step before. As in runs of before, whose configuration stays what it was."""
+    phases = ["curriculum.tokens=[0, 150]", "curriculum.seq_length=[16, 16]", "curriculum.global_batch_size=[4, 6]"]
+    began = load(config, [*phases, "train.global_batch_size=6"])
+    found = expected(began, [batch(3, 10), batch(3, 8)]).curriculum
+    assert (found.tokens, found.global_batch_size) == ((0, 150), (4, 8))
+    behind_a_step = expected(began, [batch(4, 8)]).curriculum
+    assert (behind_a_step.tokens, behind_a_step.global_batch_size) == ((0, 150, (12 + 6) * 16), (4, 6, 8))
+    behind_others = in_force(began, [batch(2, 8).model_copy(update={"position": 12})]).curriculum
+    assert (behind_others.tokens, behind_others.global_batch_size) == ((0, 150, 12 * 16), (4, 6, 8)), "passed over"
+
+
 def test_a_key_that_the_run_began_without_is_unset_before_its_change(config: Path) -> None:
     began = load(config)
     line = Line("a", json.dumps({"change": {"optim.min_learning_rate": 1e-4}}), is_whole=True)

@@ -234,20 +234,22 @@ def _changed(config: Config, change: Change) -> Config:
             f"{BLEND} changes at no step whose samples are cut in pieces: when [curriculum] is at its end."
         )
     if BATCH in change.values:
-        content["curriculum"] = _phases(config, _position(change), change.values[BATCH])
+        content["curriculum"] = _phases(config, change)
     return build(content, [], source="the configuration")
 
 
-def _phases(config: Config, position: int, batch: Any) -> TomlTable:
-    """[curriculum] with another batch from a position on."""
-    section = config.curriculum
+def _phases(config: Config, change: Change) -> TomlTable:
+    """[curriculum] with another batch behind a change; it takes the place of a last phase that has had no step yet."""
+    section, position, batch = config.curriculum, _position(change), change.values[BATCH]
     tokens, lengths, batches = list(section.tokens), list(section.seq_length), list(section.global_batch_size)
     if not tokens:
         tokens, lengths, batches = [0], [config.model.seq_length], [config.train.global_batch_size]
-    begin = Curriculum(tokens, lengths, batches).phases[-1].begin
+    curriculum = Curriculum(tokens, lengths, batches)
+    begin = curriculum.phases[-1].begin
     if position < begin:
         raise ConfigError(f"{BATCH} does not change before the last phase of [curriculum], which is its batch.")
-    if position == begin:
+    was_passed_over = curriculum.steps(change.at) != position  # then steps may have begun anywhere
+    if position == begin or (not was_passed_over and curriculum.steps(change.at - 1) < begin):
         batches[-1] = batch
     else:
         tokens, lengths = [*tokens, position * _unit(config)], [*lengths, config.model.seq_length]
