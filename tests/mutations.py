@@ -333,7 +333,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a run that diverges twice behind one checkpoint trains again on what the first rollback has passed over",
-        "train/divergence.py",
+        "train/rollback.py",
         "if all(later.to >= each.to for later in recorded[at + 1 :])]",
         "if all(later.to > each.to for later in recorded[at + 1 :])]",
         ("tests/train/test_divergence.py",),
@@ -6338,8 +6338,8 @@ MUTATIONS = [
     Mutation(
         "a rollback forgets those before it",
         "train/undo.py",
-        "rollbacks.write(run, [*rollbacks.read(run), rollback])",
-        "rollbacks.write(run, [rollback])",
+        "write(run, [*read(run), rollback])",
+        "write(run, [rollback])",
         ("tests/train/test_memory_copies.py",),
     ),
     Mutation(
@@ -6554,7 +6554,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a rollback passes over batches of the size before a change",
-        "train/divergence.py",
+        "train/rollback.py",
         "self.passed is None else position",
         "True else position",
         ("tests/train/test_rollback.py",),
@@ -8193,10 +8193,8 @@ MUTATIONS = [
     Mutation(
         "a return takes away checkpoints before it is written down",
         "train/undo.py",
-        "        rollbacks.write(run, [*rollbacks.read(run), rollback])\n"
-        "        discard_after(checkpoints(run), rollback.to)\n",
-        "        discard_after(checkpoints(run), rollback.to)\n"
-        "        rollbacks.write(run, [*rollbacks.read(run), rollback])\n",
+        "        write(run, [*read(run), rollback])\n        discard_after(checkpoints(run), rollback.to)\n",
+        "        discard_after(checkpoints(run), rollback.to)\n        write(run, [*read(run), rollback])\n",
         ("tests/train/test_undo.py",),
     ),
     Mutation(
@@ -9881,8 +9879,15 @@ MUTATIONS = [
     Mutation(
         "a change is decided without those before it",
         "train/change_requests.py",
-        "expected(began, [*decided.changes, change])\n    return change",
-        "expected(began, [change])\n    return change",
+        "expected(began, [*decided.changes, change], returns)\n    return change",
+        "expected(began, [change], returns)\n    return change",
+        ("tests/train/test_change_requests.py",),
+    ),
+    Mutation(
+        "a changed batch is held against the phases as if the run had passed nothing over",
+        "train/change.py",
+        "change.at, self.rollbacks, step=",
+        "change.at, (), step=",
         ("tests/train/test_change_requests.py",),
     ),
     Mutation(

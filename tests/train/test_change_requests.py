@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from colonnade.config.load import load
+from colonnade.config.load import load, to_toml
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError, hidden
-from colonnade.train import change
+from colonnade.train import change, rollback
 from colonnade.train.change import BLEND, Change, as_it_began, conflicts, earlier_blends, expected, in_force
 from colonnade.train.change_requests import (
     Decided,
@@ -20,6 +20,7 @@ from colonnade.train.change_requests import (
     _check_not_ended_early,
     as_the_run_began,
     ask,
+    decide,
     foreseen,
     from_now_on,
     lines_of,
@@ -31,6 +32,7 @@ from colonnade.train.change_requests import (
     write_decided,
 )
 from colonnade.train.corpus import curriculum_of
+from colonnade.train.rollback import Rollback
 from colonnade.train.run_folder import CHANGES, DECIDED
 from tests.commands import Answer, forked, here
 from tests.runs import Finished, metrics
@@ -391,6 +393,27 @@ def test_another_batch_takes_the_place_of_a_phase_whose_first_step_it_is(config:
     assert (behind_a_step.tokens, behind_a_step.global_batch_size) == ((0, 150, (12 + 6) * 16), (4, 6, 8))
     behind_others = in_force(began, [batch(2, 8).model_copy(update={"position": 12})]).curriculum
     assert (behind_others.tokens, behind_others.global_batch_size) == ((0, 150, 12 * 16), (4, 6, 8)), "passed over"
+
+
+def test_batches_that_were_passed_over_count_for_which_phase_a_batch_changes_in(
+    finished: Finished, tmp_path: Path
+) -> None:
+    """Two steps of four samples, ten passed over, and one more are behind the 25 samples of the first phase."""
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    phases = ["curriculum.tokens=[0, 400]", "curriculum.seq_length=[16, 16]", "curriculum.global_batch_size=[4, 8]"]
+    began = load(run / "config.toml", [*phases, "train.global_batch_size=8", f"run.folder={run}"])
+    (run / "config.toml").write_text(to_toml(began))
+    asked = {"change": {"train.global_batch_size": 6}, "at": 7}
+    line = Line("a", json.dumps(asked | {"at": 3}), is_whole=True)
+    before = decide(line, began, Decided(), 2, [Rollback(to=2, skip=10), Rollback(to=6, skip=1)])
+    assert before.at == 3
+    with pytest.raises(ConfigError, match="before the last phase"):
+        decide(line, began, Decided(), 2)
+    with pytest.raises(ConfigError, match="does not change before the last phase"):
+        ask(run, asked | {"at": 6})
+    rollback.write(run, [Rollback(to=6, skip=10)])
+    ask(run, asked | {"at": 6, "change": asked["change"] | {"train.steps": 9}})
+    assert [each.train.global_batch_size for each in from_now_on(began, 6)] == [6]
 
 
 def test_a_key_that_the_run_began_without_is_unset_before_its_change(config: Path) -> None:

@@ -404,7 +404,7 @@ def test_a_file_of_changes_that_took_the_place_of_another_is_news(config: Path, 
     run = changes(tmp_path / "run", {"change": {"optim.learning_rate": 3e-3}})
     first, second = (InForce(load(config), None, paper_mesh(Layout(dp=2), rank), Told()) for rank in (0, 1))  # type: ignore[arg-type]
     assert first.has_news() and not second.has_news()
-    first._look(2)
+    first._look(2, [])
     assert not first.has_news()
     before = (run / CHANGES).stat()
     (run / "edited").write_text((run / CHANGES).read_text().replace("0.003", "0.004"))

@@ -556,6 +556,23 @@ def test_batches_of_a_changed_size_are_passed_over_as_they_were(
     assert rollbacks.read(inside)[0].passed == (2 * 4 + 2 * 8) + 2 * 4 + 8, "those of the first one, and three more"
 
 
+@pytest.mark.slow
+def test_a_batch_changes_behind_passed_over_batches_that_have_reached_the_last_phase(
+    config: Path, tmp_path: Path
+) -> None:
+    """Where the run is in its data, with what it has passed over, and not where it would be without."""
+    keys = ["curriculum.tokens=[0, 400]", "curriculum.seq_length=[16, 16]", "curriculum.global_batch_size=[4, 8]"]
+    keys += [f"run.folder={tmp_path / 'run'}", "train.global_batch_size=8", "checkpoint.every=2", "checkpoint.keep=9"]
+    assert here("train", config, *keys, "train.steps=4").status == 0
+    assert here("rollback", tmp_path / "run", 2, "--skip", 10).status == 0
+    assert here("change", tmp_path / "run", "train.global_batch_size=6", "--at", 3).status == 0
+    told = here("train", config, *keys, "train.steps=4", "--dry-run")
+    assert told.status == 0 and "refuse" not in told.out, told
+    assert here("train", config, *keys, "train.steps=4").status == 0
+    tokens = [line["tokens"] for line in metrics(tmp_path / "run")]
+    assert tokens[3] - tokens[2] == 6 * 16
+
+
 def test_a_batch_changes_in_its_step_behind_batches_that_are_no_multiple_of_it(finished: Finished, run: Path) -> None:
     """One of 6 samples is passed over where all before had 4; and it may change again in the step behind."""
     assert here("rollback", run, 4).status == 0

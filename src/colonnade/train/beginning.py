@@ -18,15 +18,16 @@ from colonnade.train import reference, rollbacks, taught
 from colonnade.train.base import check_base, content_together
 from colonnade.train.best import evaluations_since_best, none_better
 from colonnade.train.change import Change, Expected
-from colonnade.train.change_requests import foreseen
+from colonnade.train.change_requests import foreseen, returns_of
 from colonnade.train.corpus import Corpus
 from colonnade.train.init_from import Origin
 from colonnade.train.metadata import metadata_of
 from colonnade.train.newest import find
 from colonnade.train.recovery import check_metadata
+from colonnade.train.rollback import Rollback, read
 from colonnade.train.run_folder import checkpoints
 
-_STEP_AND_CHANGES = TypeAdapter(tuple[int, list[Change]])
+_FOUND = TypeAdapter(tuple[int, list[Change], tuple[Rollback, ...]])
 
 
 class Course(NamedTuple):
@@ -47,9 +48,9 @@ def course_of(config: Config, corpus: Corpus, ranks: Axis) -> Course:
     text = ""
     if ranks.rank == 0:
         step = newest_step(checkpoints(Path(config.run.folder)))
-        text = _STEP_AND_CHANGES.dump_json((step, foreseen(config, step))).decode()
-    step, changes = _STEP_AND_CHANGES.validate_json(gather_texts(text, ranks)[0])
-    now = whole = Expected(config)
+        text = _FOUND.dump_json((step, foreseen(config, step), tuple(returns_of(Path(config.run.folder))))).decode()
+    step, changes, returns = _FOUND.validate_json(gather_texts(text, ranks)[0])
+    now = whole = Expected(config, rollbacks=returns)
     refused = []
     for change in changes:
         try:
@@ -90,5 +91,5 @@ def beginning_of(config: Config, corpus: Corpus, now: Config, mesh: Mesh, origin
     since = evaluations_since_best(run, until=manifest.step)
     if train.patience and since >= train.patience:
         return f"do nothing: {path} is at step {manifest.step:,}, and {none_better(since, train.patience)}"
-    rollbacks.check_left(config, corpus, metadata, rollbacks.read(run))
+    rollbacks.check_left(config, corpus, metadata, read(run))
     return f"go on from {path} with step {manifest.step + 1:,}"

@@ -22,7 +22,8 @@ from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
 from colonnade.data.datasets import TrainingDataset
 from colonnade.errors import ColonnadeError, ConfigError, hidden
-from colonnade.train.corpus import check_length, curriculum_of
+from colonnade.train.corpus import check_length, curriculum_of, position_at
+from colonnade.train.rollback import Rollback
 
 BATCH, BLEND = "train.global_batch_size", "data.blend"
 PHASES = ("curriculum.tokens", "curriculum.seq_length", "curriculum.global_batch_size")
@@ -109,14 +110,18 @@ class Expected(NamedTuple):
     config: Config
     step: int = 0
     position: int = 0
+    rollbacks: tuple[Rollback, ...] = ()
+    """That the run returns by from there on, in their order."""
 
     def behind(self, change: Change) -> "Expected":
         """Behind the change that comes next. ConfigError where it cannot be."""
-        position = curriculum_of(self.config).steps(change.at - self.step, self.position)
+        position, _ = position_at(
+            curriculum_of(self.config), change.at, self.rollbacks, step=self.step, position=self.position
+        )
         config = _changed(self.config, change.model_copy(update={"position": position}))
         if "train.steps" in change.values and config.train.steps <= change.at:
             raise ConfigError(f"train.steps = {config.train.steps:,} would be over at step {change.at:,}.")
-        return Expected(config, change.at, position)
+        return Expected(config, change.at, position, tuple(each for each in self.rollbacks if each.to > change.at))
 
     def check_lasts(self, training: TrainingDataset) -> None:
         """ConfigError where the data end before the run does."""
@@ -136,11 +141,11 @@ def by_step(changes: Iterable[Change]) -> list[Change]:
     return sorted(changes, key=lambda each: each.at)
 
 
-def expected(began: Config, changes: Sequence[Change]) -> Config:
-    """The configuration behind all changes, those to come too, where they are to be expected. ConfigError where one of
-    them cannot be.
+def expected(began: Config, changes: Sequence[Change], rollbacks: Sequence[Rollback] = ()) -> Config:
+    """The configuration behind all changes, those to come too, where they are to be expected in a run with these
+    rollbacks. ConfigError where one of them cannot be.
     """
-    found = Expected(began)
+    found = Expected(began, rollbacks=tuple(rollbacks))
     for change in by_step(changes):
         found = found.behind(change)
     return found.config

@@ -23,6 +23,7 @@ from colonnade.atomic import write_whole
 from colonnade.config.load import load, value_of
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, ConfigError, hidden, without_credentials
+from colonnade.train import rollback
 from colonnade.train.best import evaluations_since_best, none_better
 from colonnade.train.change import (
     BLEND,
@@ -36,6 +37,7 @@ from colonnade.train.change import (
     was,
 )
 from colonnade.train.monitor import METRICS, last_step
+from colonnade.train.rollback import Rollback
 from colonnade.train.run_folder import CHANGES, DECIDED, checkpoints
 
 MOST_BYTES = 1 << 24
@@ -75,10 +77,10 @@ class Decided(BaseModel):
         """The lines that were decided."""
         return frozenset([*(each.line for each in self.changes), *(each.line for each in self.refused)])
 
-    def with_line(self, line: Line, began: Config, step: int) -> "Decided":
-        """With what a line comes to, at a run that has done `step` steps."""
+    def with_line(self, line: Line, began: Config, step: int, returns: Sequence[Rollback] = ()) -> "Decided":
+        """With what a line comes to, at a run that has done `step` steps, with these rollbacks."""
         try:
-            change = decide(line, began, self, step)
+            change = decide(line, began, self, step, returns)
         except ColonnadeError as error:
             refusal = Refusal(line=line.known_as, text=without_credentials(line.text), reason=str(error))
             return Decided(changes=self.changes, refused=(*self.refused, refusal))
@@ -175,8 +177,10 @@ def is_request(text: str) -> bool:
     return True
 
 
-def decide(line: Line, began: Config, decided: Decided, step: int) -> Change:
-    """The change that a line asks for, at a run that has done `step` steps. ConfigError where it is refused."""
+def decide(line: Line, began: Config, decided: Decided, step: int, returns: Sequence[Rollback] = ()) -> Change:
+    """The change that a line asks for, at a run that has done `step` steps, with these rollbacks. ConfigError where it
+    is refused.
+    """
     request = request_in(line.text)
     at = step if request.get("at") is None else request["at"]
     if at < step:
@@ -184,7 +188,7 @@ def decide(line: Line, began: Config, decided: Decided, step: int) -> Change:
     values = asked_values(began, _by_key(request["change"].items()))
     by, reason = (without_credentials(str(request.get(name) or "")) for name in ("by", "reason"))
     change = Change(at=at, values=values, was=was(began, values), line=line.known_as, by=by, reason=reason)
-    expected(began, [*decided.changes, change])
+    expected(began, [*decided.changes, change], returns)
     return change
 
 
@@ -220,22 +224,23 @@ def ask(run: Path, request: dict[str, Any]) -> None:
     what the run would refuse.
     """
     decided = read_decided(run)
-    began = began_with(run, decided)
+    began, returns = began_with(run, decided), returns_of(run)
     lines, done = _asked_and_done(run)
-    waiting = _with_waiting(lines, began, decided, done)
+    waiting = _with_waiting(lines, began, decided, done, returns)
     try:
         text = json.dumps(hidden(request), ensure_ascii=False)
     except TypeError as error:
         raise ConfigError(f"{run} is not changed: no key takes a date or time ({error}).") from None
     try:
-        change = decide(Line("asked for now", text, is_whole=True), began, waiting, done)
-        end = max(done, expected(began, waiting.changes).train.steps)  # which may have been set below what was done
+        change = decide(Line("asked for now", text, is_whole=True), began, waiting, done, returns)
+        steps = expected(began, waiting.changes, returns).train.steps
+        end = max(done, steps)  # it may have been set below what was done
         if change.at > end or (change.at == end and "train.steps" not in change.values):
             raise ConfigError(
                 f"the run ends with step {end:,} (train.steps): nothing comes behind step {change.at:,}. Raise "
                 f"train.steps first{', or in the same change' * (change.at == end)}."
             )
-        _check_not_ended_early(run, began, [*waiting.changes, change], done)
+        _check_not_ended_early(run, began, [*waiting.changes, change], done, returns)
     except ConfigError as error:
         raise ConfigError(f"{run} is not changed: {error}") from None
     file = run / CHANGES
@@ -250,9 +255,11 @@ def ask(run: Path, request: dict[str, Any]) -> None:
         raise ConfigError(f"{file} cannot be written: {error.strerror}. Fix that, and ask again.") from error
 
 
-def _check_not_ended_early(run: Path, began: Config, changes: Sequence[Change], step: int) -> None:
+def _check_not_ended_early(
+    run: Path, began: Config, changes: Sequence[Change], step: int, returns: Sequence[Rollback] = ()
+) -> None:
     """ConfigError where train.patience has ended the run with `step`, and no change behind it lets it go on."""
-    patience = expected(began, [each for each in changes if each.at <= step]).train.patience
+    patience = expected(began, [each for each in changes if each.at <= step], returns).train.patience
     since = evaluations_since_best(run)
     if patience and since >= patience:
         raise ConfigError(
@@ -261,11 +268,18 @@ def _check_not_ended_early(run: Path, began: Config, changes: Sequence[Change], 
         )
 
 
-def _with_waiting(lines: Sequence[Line], began: Config, decided: Decided, step: int) -> Decided:
+def returns_of(run: Path) -> list[Rollback]:
+    """The rollbacks of the steps that the run in a folder is made of."""
+    return rollback.in_force(rollback.read(run))
+
+
+def _with_waiting(
+    lines: Sequence[Line], began: Config, decided: Decided, step: int, returns: Sequence[Rollback]
+) -> Decided:
     """What the run, which has done `step` steps, will have decided of the lines that are there."""
     for line in lines:
         if line.known_as not in decided.known:
-            decided = decided.with_line(line, began, step)
+            decided = decided.with_line(line, began, step, returns)
     return decided
 
 
@@ -321,7 +335,7 @@ def foreseen(began: Config, step: int, run: Path | None = None) -> list[Change]:
     with suppress(OSError):  # the run waits until they can be read
         lines = lines_of(folder)
     with suppress(ConfigError):
-        return by_step(_with_waiting(lines, began, read_decided(folder), step).changes)
+        return by_step(_with_waiting(lines, began, read_decided(folder), step, returns_of(folder)).changes)
     return []
 
 
@@ -331,6 +345,7 @@ def from_now_on(began: Config, step: int, run: Path | None = None) -> list[Confi
     """
     changes, found = foreseen(began, step, run), [Expected(began)]
     with suppress(ConfigError):
+        found = [Expected(began, rollbacks=tuple(returns_of(run or Path(began.run.folder))))]
         for change in changes:
             found.append(found[-1].behind(change))
     done = sum(each.at <= step for each in changes)

@@ -45,7 +45,7 @@ from colonnade.train.score_names import data_set_names
 if TYPE_CHECKING:
     from colonnade.mesh.mesh import Axis
     from colonnade.tasks.task import Microbatch
-    from colonnade.train.divergence import Rollback
+    from colonnade.train.rollback import Rollback
 
 Earlier = Sequence[tuple[int, Mapping[str, float]]]
 
@@ -222,13 +222,23 @@ def _files_of(dataset: SplitDataset | None) -> list[TokenFile]:
 def tokens_of(config: Config, steps: int | None = None, rollbacks: Sequence[Rollback] = ()) -> int:
     """Tokens that so many steps use up, or the whole run; batches that its rollbacks pass over do not count."""
     curriculum, steps = curriculum_of(config), config.train.steps if steps is None else steps
-    step = position = passed = 0
+    position, passed = position_at(curriculum, steps, rollbacks)
+    return (position - passed) * curriculum.unit * config.model.sequences
+
+
+def position_at(
+    curriculum: Curriculum, steps: int, rollbacks: Sequence[Rollback], *, step: int = 0, position: int = 0
+) -> tuple[int, int]:
+    """Where in the data a run is that has done `steps` steps, returns behind the last of them included, and how much of
+    it they have passed over. It goes on from `position`, behind `step`; `rollbacks`: those from there on.
+    """
+    passed = 0
     for each in rollbacks:
-        if each.to < steps:
+        if each.to <= steps:
             end = curriculum.steps(each.to - step, position)
             step, position = each.to, each.behind(end, curriculum)
             passed += position - end
-    return (curriculum.steps(steps - step, position) - passed) * curriculum.unit * config.model.sequences
+    return curriculum.steps(steps - step, position), passed
 
 
 def step_by(config: Config, tokens: int, rollbacks: Sequence[Rollback] = ()) -> int:

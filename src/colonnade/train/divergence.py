@@ -9,17 +9,14 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from colonnade.checkpoint.schema import Count
 from colonnade.config.numbers import counted
 from colonnade.config.schema import DivergenceConfig
-from colonnade.data.curriculum import Curriculum
 from colonnade.errors import ColonnadeError
 from colonnade.optim.schedule import LearningRate
 from colonnade.train.growth import Windows, grown, observe
+from colonnade.train.rollback import Rollback, in_force
 from colonnade.train.thermometers import Reading
 
 TO_DEVIATION = 1.4826  # from the median absolute deviation to the standard deviation of what is normal
@@ -61,42 +58,6 @@ def has_returned(event: Mapping[str, Any]) -> bool:
     if event["event"] == ROLLED_BACK:
         return event.get("reason") != BY_HAND
     return event["event"] == COPIES_DIFFER and str(event.get("then")).startswith(RETURNS)
-
-
-class Rollback(BaseModel):
-    """A return to a checkpoint, as the run's folder and all later checkpoints remember it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    to: Count
-    """Step of the checkpoint."""
-    detected: Count | None = None
-    """The step that showed the divergence; None: somebody has asked for the rollback."""
-    skip: Count = 0
-    """Steps whose batches are passed over."""
-    passed: Count | None = None
-    """Positions in the data that these batches had on the course that is left, whose batch may have been changed behind
-    the checkpoint. None: as many as the checkpoint's own curriculum says (of before there was this).
-    """
-    rate_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
-    rate_until: Count = 0
-    """The last step with a lowered learning rate."""
-    rewarm_steps: Count = 0
-    """Steps in which the learning rate rises again from nothing."""
-    reason: str = ""
-    id: str = ""
-    """What no other has: a second one may be equal in all else. Empty: of before there was this."""
-
-    def behind(self, position: int, curriculum: Curriculum) -> int:
-        """Where a run that has returned to a position in the data goes on."""
-        return curriculum.steps(self.skip, position) if self.passed is None else position + self.passed
-
-    def __str__(self) -> str:
-        """What it changes, in words."""
-        batches = f"pass over the batches of {self.skip} steps" if self.skip else "take the same batches"
-        rate = f", with {self.rate_factor:g} × the learning rate to step {self.rate_until}"
-        again = f", warming up again in {self.rewarm_steps} steps" if self.rewarm_steps else ""
-        return batches + (rate if self.rate_until > self.to else "") + again
 
 
 @dataclass
@@ -198,11 +159,6 @@ def decide(
 def stopped(found: Divergence, remedy: str) -> ColonnadeError:
     """What ends a run that has diverged."""
     return ColonnadeError(f"step {found.step} {found.reason}: the run has diverged. {remedy}")
-
-
-def in_force(recorded: Sequence[Rollback]) -> list[Rollback]:
-    """Those of the steps that the run is made of: a return to an earlier step leaves behind what came after it."""
-    return [each for at, each in enumerate(recorded) if all(later.to >= each.to for later in recorded[at + 1 :])]
 
 
 def _passed_over(past: Sequence[Rollback], since: int) -> int:

@@ -33,7 +33,7 @@ from colonnade.train.run_folder import ROLLBACKS, checkpoints
 from colonnade.train.run_record import unpack
 
 if TYPE_CHECKING:
-    from colonnade.train.divergence import Rollback
+    from colonnade.train.rollback import Rollback
 
 EVENT, DAMAGED = "fetched", "damaged upload"
 
@@ -190,8 +190,7 @@ def is_undone(stored: Stored, step: int, run: Path) -> bool:
     """Whether the run has returned to an earlier step since, here. Not where that cannot be read of the upload."""
     if not (run / ROLLBACKS).exists():
         return False
-    from colonnade.train.divergence import in_force
-    from colonnade.train.rollbacks import read
+    from colonnade.train.rollback import in_force, read
 
     recorded = in_force(read(run))
     with tempfile.TemporaryDirectory() as folder:
@@ -213,7 +212,7 @@ def _check_course(stored: Stored, step: int, run: Path) -> None:
         stored.get(step, [MANIFEST], folder)
         if step == here and (folder / MANIFEST).read_bytes() == (newest / MANIFEST).read_bytes():
             return  # without an import of torch: so it usually is
-        from colonnade.train.rollbacks import read
+        from colonnade.train.rollback import read
 
         known = [*read(run), *_rollbacks_of(newest)]
         for each in _rollbacks_of(folder):

@@ -31,6 +31,7 @@ from colonnade.train.change_requests import (
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.monitor import Monitor
 from colonnade.train.reference import attach_stored
+from colonnade.train.rollback import Rollback
 from colonnade.train.run_folder import CHANGES
 from colonnade.train.state import TrainState, learning_rate_of, optimizer_of
 
@@ -56,10 +57,12 @@ class InForce:
         """On rank 0: whether changes.jsonl is another than at the last look. It stays so until `read` has looked."""
         return self._mesh.rank == 0 and self._signature() != self._last_look
 
-    def read(self, step: int) -> None:
-        """Decide what is new in changes.jsonl, at a run that has done `step` steps; every rank calls this."""
+    def read(self, step: int, returns: Sequence[Rollback] = ()) -> None:
+        """Decide what is new in changes.jsonl, at a run that has done `step` steps, with these rollbacks; every rank
+        calls this.
+        """
         if self._mesh.rank == 0:
-            self._look(step)
+            self._look(step, returns)
         text = self._decided.model_dump_json() if self._mesh.rank == 0 else ""
         self._decided = Decided.model_validate_json(gather_texts(text, self._mesh.world)[0])
 
@@ -115,14 +118,14 @@ class InForce:
             return 0, 0, 0
         return found.st_mtime_ns, found.st_size, found.st_ino
 
-    def _look(self, step: int) -> None:
+    def _look(self, step: int, returns: Sequence[Rollback]) -> None:
         """Rank 0: what is decided stands on the disk before anybody follows it. Else it is decided at a later look."""
         before, self._last_look = self._decided, self._signature()
         decided = before
         try:
             for line in lines_of(self._run):
                 if line.known_as not in decided.known and not self._may_grow(line):
-                    decided = decided.with_line(line, self._began, step)
+                    decided = decided.with_line(line, self._began, step, returns)
             if decided != before:
                 write_decided(self._run, decided)
         except OSError as error:

@@ -168,7 +168,7 @@ def _to_its_end(
 ) -> None:
     """All steps that are left, with everything about them: saving, reading ahead, and who wants the run to stop."""
     following = InForce(as_it_began(config, state.changes), corpus, mesh, monitor)
-    following.read(state.step)
+    following.read(state.step, state.rollbacks)
     repair, retries = Repair(monitor), SaveRetries(config.checkpoint.retry_for)
     slow_ranks = SlowRanks(config.run, mesh, monitor)
     copies.begin(state)
@@ -253,7 +253,7 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt, repair: Repair) ->
         enough = LOSS in metrics and not run.in_force.is_over(state) and _is_enough(run)
         stop, at_end = request == Request.STOP, state.step == config.train.steps
         if news and not (stop or enough):
-            run.in_force.read(state.step)
+            run.in_force.read(state.step, state.rollbacks)
         last = enough or (at_end and not run.in_force.prolongs(state))
         run.profile.finish(state.step, ends=last or stop)
         saves = request or last or at_end or (every and state.step % every == 0)

@@ -18,7 +18,7 @@ from colonnade.errors import CheckpointError
 from colonnade.kernels.choice import Kernel, Use
 from colonnade.train.base import BaseMetadata
 from colonnade.train.change import Change
-from colonnade.train.divergence import Rollback
+from colonnade.train.rollback import Rollback
 
 MOST_BYTES = 1 << 28  # of a configuration or a tokenizer
 

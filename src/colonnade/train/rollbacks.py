@@ -10,52 +10,34 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from colonnade.atomic import write_whole
 from colonnade.checkpoint.folders import discard_after
 from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
-from colonnade.errors import CheckpointError, ColonnadeError, ConfigError
+from colonnade.errors import CheckpointError, ColonnadeError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
 from colonnade.train.change import Change, Expected, as_it_began, behind
 from colonnade.train.change_requests import Decided, began_with, foreseen, read_decided, to_come
 from colonnade.train.corpus import Corpus, curriculum_of, open_corpus
-from colonnade.train.divergence import BY_HAND, ROLLED_BACK, Rollback, in_force
+from colonnade.train.divergence import BY_HAND, ROLLED_BACK
 from colonnade.train.metadata import RunMetadata, metadata_of
 from colonnade.train.monitor import set_aside, write_event
+from colonnade.train.rollback import LIST, Rollback, in_force, read, write
 from colonnade.train.rollback_options import RollbackOptions
-from colonnade.train.run_folder import COPIES, ROLLBACKS, checkpoints
+from colonnade.train.run_folder import COPIES, checkpoints
 from colonnade.train.state import TrainState, learning_rate_of
 
-_LIST, _CHANGES = TypeAdapter(list[Rollback]), TypeAdapter(list[Change])
-
-
-def read(run: Path) -> list[Rollback]:
-    """All rollbacks of a run, in their order."""
-    file = run / ROLLBACKS
-    try:
-        return _LIST.validate_json(file.read_bytes())
-    except FileNotFoundError:
-        return []
-    except (OSError, ValidationError) as error:
-        raise ConfigError(
-            f"{file} cannot be read: {type(error).__name__}. It says which batches the run has passed over. Put it "
-            "back; without it (remove it) the run goes on as its newest checkpoint says."
-        ) from None
+_CHANGES = TypeAdapter(list[Change])
 
 
 def read_together(run: Path, ranks: Axis) -> list[Rollback]:
     """As `read`, on all ranks what rank 0 reads."""
-    text = _LIST.dump_json(read(run)).decode() if ranks.rank == 0 else ""
-    return _LIST.validate_json(gather_texts(text, ranks)[0])
-
-
-def write(run: Path, rollbacks: Sequence[Rollback]) -> None:
-    write_whole(run / ROLLBACKS, _LIST.dump_json(list(rollbacks), indent=1) + b"\n")
+    text = LIST.dump_json(read(run)).decode() if ranks.rank == 0 else ""
+    return LIST.validate_json(gather_texts(text, ranks)[0])
 
 
 def forget_behind(run: Path, step: int) -> None:

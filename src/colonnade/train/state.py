@@ -34,8 +34,9 @@ from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.base import Base
 from colonnade.train.change import Change
 from colonnade.train.corpus import step_by
-from colonnade.train.divergence import LossWatch, Rollback, lowered
+from colonnade.train.divergence import LossWatch, lowered
 from colonnade.train.metadata import PublishedMetadata
+from colonnade.train.rollback import Rollback
 from colonnade.train.thermometers import Thermometers, thermometers
 
 OPTIMIZERS: Mapping[str, Callable[[float, float, float, float], Optimizer]] = MappingProxyType(

@@ -17,10 +17,11 @@ from colonnade.train.change import as_it_began
 from colonnade.train.change_requests import read_decided
 from colonnade.train.corpus import Corpus
 from colonnade.train.damaged import by_rank_0, restored
-from colonnade.train.divergence import NO_ROLLBACK, ROLLED_BACK, Divergence, Rollback, decide, stopped
+from colonnade.train.divergence import NO_ROLLBACK, ROLLED_BACK, Divergence, decide, stopped
 from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.metadata import metadata_of
 from colonnade.train.monitor import Monitor
+from colonnade.train.rollback import Rollback, read, write
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import TrainState
 
@@ -51,7 +52,7 @@ def roll_back(
         raise
     copies.forget()
     if mesh.rank == 0:
-        rollbacks.write(run, [*rollbacks.read(run), rollback])
+        write(run, [*read(run), rollback])
         discard_after(checkpoints(run), rollback.to)
     gather_texts("", mesh.world)  # the others look for the newest checkpoint only now
     return_to_newest(state, config, corpus, monitor)
