@@ -268,7 +268,9 @@ def test_one_rank_of_each_stage_predicts(monkeypatch: pytest.MonkeyPatch) -> Non
         asked.append(stage)
         return Memory(1 + stage, 0, 0, 0, 0, 0)
 
-    def describe(config: Any, mesh: Mesh, device: Any, corpus: Any, decision: Any, whole: Any, own: Memory) -> Any:
+    def describe(
+        config: Any, mesh: Mesh, device: Any, corpus: Any, decision: Any, whole: Any, own: Memory, _: Any
+    ) -> Any:
         told.append((mesh.rank, own.parameters))
 
     monkeypatch.setattr(comparison, "predict", predicted)

@@ -13,11 +13,13 @@ from colonnade.checkpoint.manifest import Manifest, read_manifest
 from colonnade.config.load import load
 from colonnade.data.writer import merge
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import build_mesh
+from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.planner import banner as banners
 from colonnade.report.record import read_run
 from colonnade.train import beginning, start
 from colonnade.train.beginning import course_of
 from colonnade.train.corpus import open_corpus
+from colonnade.train.rollback import Rollback, write
 from colonnade.train.run_folder import CHANGES
 from tests.commands import forked, here
 from tests.distributed import run_on_ranks
@@ -177,12 +179,24 @@ def test_evaluations_behind_the_checkpoint_do_not_end_a_run(config: Path, run: P
     assert answer.status == 0 and f"with step {step + 1}" in answer.out.splitlines()[-1], answer
 
 
+def test_the_tokens_of_a_run_are_those_behind_its_rollbacks(config: Path, run: Path) -> None:
+    """Four steps of four samples, then two of eight; with ten passed over behind the third, three."""
+    phases = ["curriculum.tokens=[0, 256]", "curriculum.seq_length=[16, 16]", "curriculum.global_batch_size=[4, 8]"]
+    began = load(config, [*phases, "train.global_batch_size=8", f"run.folder={run}"])
+    told = banners._steps(began, open_corpus(began))
+    assert "at the end, 512 tokens in all" in told
+    write(run, [Rollback(to=3, skip=10)])
+    corpus = open_corpus(began)
+    course = course_of(began, corpus, Mesh().world)
+    assert "at the end, 576 tokens in all" in banners._steps(course.whole, corpus, course.returns)
+
+
 def test_ranks_know_what_rank_0_reads_of_changes(finished: Finished, run: Path) -> None:
     """The file may have grown before the others would read it."""
 
     def steps(rank: int, _: int) -> list[int]:
         config = load(finished.config, [f"run.folder={run if rank == 0 else run / 'elsewhere'}"])
-        now, whole, refused = course_of(config, open_corpus(config), build_mesh(Layout(dp=2), rank).world)
+        now, whole, _, refused = course_of(config, open_corpus(config), build_mesh(Layout(dp=2), rank).world)
         assert not refused
         return [now.train.steps, whole.train.steps]
 

@@ -1,7 +1,7 @@
 """What a run is, said before its first step: on the terminal in one block, and as numbers in events.jsonl."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import lcm
 
 import torch
@@ -24,15 +24,24 @@ from colonnade.train.corpus import Corpus, curriculum_of, tokens_of
 from colonnade.train.loop import Banner
 from colonnade.train.machine import Free, cpu_cores, device_name, free_memory
 from colonnade.train.products import Decision
+from colonnade.train.rollback import Rollback
 
 _INDENT = 11
 
 
 def banner(
-    config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision, whole: Config, own: Memory
+    config: Config,
+    mesh: Mesh,
+    device: torch.device,
+    corpus: Corpus,
+    decision: Decision,
+    whole: Config,
+    own: Memory,
+    returns: Sequence[Rollback] = (),
 ) -> Banner:
     """Every rank calls this: stages of a pipeline tell each other what they will take. `config`: in force where the run
-    goes on; `whole`: behind all changes to come, by which its length is told. `own`: what this rank's stage will take.
+    goes on; `whole`: behind all changes to come, by which its length is told, and `returns`, its
+    rollbacks. `own`: what this rank's stage will take.
     """
     memory = _largest(own, mesh)
     free, ranks_here = free_memory(device), 1 if device.type == "cuda" else launch.num_local_ranks()
@@ -45,7 +54,7 @@ def banner(
         "precision": config.train.precision,
         **({"products": line} if (line := decision.line()) else {}),
         "data": _data(corpus),
-        "steps": _steps(whole, corpus),
+        "steps": _steps(whole, corpus, returns),
         "memory": _memory(memory),
         "free": _free(free, device, ranks_here),
     }
@@ -132,9 +141,9 @@ def _data(corpus: Corpus) -> str:
     return "; ".join(parts)
 
 
-def _steps(whole: Config, corpus: Corpus) -> str:
+def _steps(whole: Config, corpus: Corpus, returns: Sequence[Rollback] = ()) -> str:
     """Of the run in all."""
-    train, curriculum, tokens = whole.train, curriculum_of(whole), tokens_of(whole)
+    train, curriculum, tokens = whole.train, curriculum_of(whole), tokens_of(whole, rollbacks=returns)
     step, epoch = (count * whole.model.sample_length for count in (train.global_batch_size, len(corpus.datasets.train)))
     sizes = f"{train.global_batch_size:,} × {whole.model.sample_length:,} tokens"
     growing = " at the end" if len(curriculum.phases) > 1 else ""

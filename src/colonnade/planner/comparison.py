@@ -15,7 +15,7 @@ import json
 import os
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,6 +42,7 @@ from colonnade.train.lines import object_in, step_in
 from colonnade.train.loop import Banner
 from colonnade.train.monitor import METRICS
 from colonnade.train.products import Decision
+from colonnade.train.rollback import Rollback
 from colonnade.train.run_folder import checkpoints
 
 PREDICTION, COMPARISON = "prediction.json", "comparison.json"
@@ -49,7 +50,7 @@ DEVICES = {"H100": "h100", "H200": "h100", "A100": "a100-80gb", "V100": "v100-dg
 """Bundled machines by a part of a GPU's name."""
 WALKED = 32
 """Micro-batches of gpipe up to which a run's start predicts more than memory: 13 s for 64 of a model of 24 layers."""
-Describe = Callable[[Config, Mesh, torch.device, Corpus, Decision, Config, Memory], Banner]
+Describe = Callable[[Config, Mesh, torch.device, Corpus, Decision, Config, Memory, Sequence[Rollback]], Banner]
 Within = Callable[[Config, int, Mesh, torch.device], AbstractContextManager[None]]
 
 
@@ -71,7 +72,14 @@ class Watcher:
     """The comparison of an earlier start."""
 
     def banner(
-        self, config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision, whole: Config
+        self,
+        config: Config,
+        mesh: Mesh,
+        device: torch.device,
+        corpus: Corpus,
+        decision: Decision,
+        whole: Config,
+        returns: Sequence[Rollback] = (),
     ) -> Banner:
         """As `describe` says; rank 0 writes its prediction, of what is in force (`config`). One rank of each stage
         predicts what all of its ranks take; the others' descriptions, which nobody reads, tell of none.
@@ -79,7 +87,7 @@ class Watcher:
         own, first = Memory(0, 0, 0, 0, 0, 0), mesh.tp.rank == mesh.dp.rank == 0
         if first:
             own = predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device, products=decision.products)
-        found = self.describe(config, mesh, device, corpus, decision, whole, own)
+        found = self.describe(config, mesh, device, corpus, decision, whole, own, returns)
         if self.active and mesh.rank == 0:
             self._tokens = config.train.global_batch_size * config.model.sample_length
             self._predicted = prediction(config, corpus.vocab_size, device, decision, own)

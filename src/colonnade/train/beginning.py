@@ -37,6 +37,8 @@ class Course(NamedTuple):
     """In force in its next step."""
     whole: Config
     """Behind all changes to come that can be made."""
+    returns: tuple[Rollback, ...]
+    """The rollbacks that it is made of."""
     refused: tuple[str, ...]
     """Changes to come that it will refuse, each with its step and the reason."""
 
@@ -62,7 +64,7 @@ def course_of(config: Config, corpus: Corpus, ranks: Axis) -> Course:
             continue
         whole = found
         now = found if change.at <= step else now
-    return Course(now.config, whole.config, tuple(refused))
+    return Course(now.config, whole.config, returns, tuple(refused))
 
 
 def beginning_of(config: Config, corpus: Corpus, now: Config, mesh: Mesh, origin: Origin | None) -> str:

@@ -6,7 +6,7 @@ main ─▶ join the ranks ─▶ folder, data, state, newest checkpoint ─▶ 
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,6 +45,7 @@ from colonnade.train.products import Decision, settle
 from colonnade.train.profile import Profile
 from colonnade.train.read_ahead import ReadAhead, pays
 from colonnade.train.repair import Repair
+from colonnade.train.rollback import Rollback
 from colonnade.train.save_retries import SaveRetries
 from colonnade.train.slow_ranks import SlowRanks
 from colonnade.train.state import TrainState, build_state
@@ -95,7 +96,7 @@ class Run:
 
 def main(
     config: Config,
-    banner: Callable[[Config, Mesh, torch.device, Corpus, Decision, Config], Banner],
+    banner: Callable[[Config, Mesh, torch.device, Corpus, Decision, Config, Sequence[Rollback]], Banner],
     within: Callable[[Config, int, Mesh, torch.device], AbstractContextManager[None]] = lambda *_: nullcontext(),
     *,
     dry_run: bool = False,
@@ -103,10 +104,9 @@ def main(
     again: Callable[[], Config] | None = None,
 ) -> None:
     """Train as `config` says, as one rank of its layout; every rank calls this. `dry_run`: stop before the state is
-    made, with nothing written. `profile`: steps to be timed in all their parts. `again`: reads the configuration once
-    more when the ranks have come together, with what rank 0 has fetched of the run until then.
-    `banner`: every rank calls it. It describes the run by what is in force and, last, behind all changes. What it
-    predicts is the business of higher floors, and so is `within` (`planner.memory_limit`): of memory that is refused.
+    made; nothing is written. `profile`: steps to be timed in all their parts. `again`: reads the configuration once
+    more when ranks are together, with what rank 0 has fetched by then. `banner`, which every rank calls, describes what
+    is in force and the whole run. It predicts, and `within` (`planner.memory_limit`) tells of memory: of higher floors.
     """
     layout = Layout(tp=config.parallel.tp, pp=config.parallel.pp, dp=config.parallel.dp)
     train = config.train
@@ -134,7 +134,7 @@ def main(
             if mesh.rank == 0 and not dry_run:
                 run_folder.occupy(config)
             course = course_of(config, corpus, mesh.world)
-            summary = banner(course.now, mesh, device, corpus, decision, course.whole)
+            summary = banner(course.now, mesh, device, corpus, decision, course.whole, course.returns)
             monitor.say(summary.text)
             on_all_ranks(summary.check, mesh.world)
             if dry_run:
