@@ -422,7 +422,7 @@ def test_whose_copies_differ_is_told_also_where_the_run_cannot_return(
         raise damaged
 
     monkeypatch.setattr(undo, "return_to_newest", refuse)
-    state: Any = SimpleNamespace(step=5, ownership=SimpleNamespace(mesh=Mesh()))
+    state: Any = SimpleNamespace(step=5, base=None, ownership=SimpleNamespace(mesh=Mesh()))
     saving, corpus = cast(Any, SimpleNamespace(wait_out=lambda state: None)), cast(Any, None)
     found = CopiesError("differ", [{"w over dp of 0,1,2": value} for value in "aab"])
     with pytest.raises(DamagedError) as raised:

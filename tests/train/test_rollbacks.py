@@ -118,7 +118,7 @@ def test_a_return_in_a_folder_that_was_moved_is_held_against_the_changes_that_ar
         if config.train.steps > 8:
             raise ConfigError("Set train.steps to 8 or less")
 
-    monkeypatch.setattr(rollbacks, "check_length", short)
+    monkeypatch.setattr(change, "check_length", short)
     monkeypatch.setattr(rollbacks, "open_corpus", lambda config: SimpleNamespace(training=None))
     moved = run.rename(run.with_name("moved"))
     (moved / "config.toml").write_text(
@@ -158,7 +158,7 @@ def test_a_change_that_asks_for_more_data_than_there_are_keeps_no_run_from_retur
         if config.train.steps > 8:
             raise ConfigError("Set train.steps to 8 or less")
 
-    monkeypatch.setattr(rollbacks, "check_length", short)
+    monkeypatch.setattr(change, "check_length", short)
     settings, new = load(run / "config.toml"), Rollback(to=4, skip=1, id="new")
     longer = Change(at=6, values={"train.steps": 9}, was={"train.steps": 6}, line="1")
     write_decided(run, Decided(changes=(longer,)))
