@@ -508,6 +508,26 @@ def test_a_disk_on_a_course_that_was_left_elsewhere_is_refused(
         )
 
 
+def test_a_rollback_that_a_later_one_has_left_behind_is_known(
+    finished: Finished, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The upload is from behind the first of two made here, and the run has come as far behind the second."""
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    (first, _), (second, _) = (by_hand(run, 4, RollbackOptions()) for _ in range(2))
+    again = run / "checkpoints" / "step_00000006"
+    shutil.copytree(finished.folder / "checkpoints" / "step_00000006", again)
+    (again / MANIFEST).write_bytes(b"\n" + (again / MANIFEST).read_bytes())
+
+    def of(checkpoint: Path, *_: object) -> SimpleNamespace:
+        return SimpleNamespace(rollbacks=(second if run in checkpoint.parents else first,))
+
+    monkeypatch.setattr(metadata, "metadata_of", of)
+    before = snapshot(run)
+    config = load(finished.config, [f"run.folder={run}", f"checkpoint.upload_to=file://{store}"])
+    fetched.fetch(config, lambda record: config, probe=False, dry_run=False)
+    assert snapshot(run) == before
+
+
 @pytest.mark.parametrize(
     ("recorded", "known", "is_undone"),
     [

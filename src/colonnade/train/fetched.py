@@ -213,10 +213,11 @@ def _check_course(stored: Stored, step: int, run: Path) -> None:
         if step == here and (folder / MANIFEST).read_bytes() == (newest / MANIFEST).read_bytes():
             return  # without an import of torch: so it usually is
         from colonnade.train.rollback import read
+        from colonnade.train.rollbacks import ids_told
 
-        known = [*read(run), *_rollbacks_of(newest)]
+        known, told = [*read(run), *_rollbacks_of(newest)], ids_told(run)
         for each in _rollbacks_of(folder):
-            if each not in known:
+            if each not in known and each.id not in told:
                 raise ConfigError(
                     f"checkpoint.upload_to = {stored.url!r} has {folder_name(step)} from behind a rollback to step "
                     f"{each.to:,}, and run.folder = {str(run)!r} has {folder_name(here)}, which knows nothing of it: "

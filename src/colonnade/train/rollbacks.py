@@ -24,14 +24,21 @@ from colonnade.train.change import Change, Expected, as_it_began, behind
 from colonnade.train.change_requests import Decided, began_with, foreseen, read_decided, to_come
 from colonnade.train.corpus import Corpus, curriculum_of, open_corpus
 from colonnade.train.divergence import BY_HAND, ROLLED_BACK
+from colonnade.train.lines import objects_in
 from colonnade.train.metadata import RunMetadata, metadata_of
-from colonnade.train.monitor import set_aside, write_event
+from colonnade.train.monitor import EVENTS, set_aside, write_event
 from colonnade.train.rollback import LIST, Rollback, in_force, read, write
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import COPIES, checkpoints
 from colonnade.train.state import TrainState, learning_rate_of
 
 _CHANGES = TypeAdapter(list[Change])
+
+
+def ids_told(run: Path) -> set[str]:
+    """The ids of all rollbacks that a run's events tell of: rollbacks.json forgets those that a later one undoes."""
+    told = (event.get("id") for event in objects_in(run / EVENTS) if event.get("event") == ROLLED_BACK)
+    return {each for each in told if isinstance(each, str) and each}
 
 
 def read_together(run: Path, ranks: Axis) -> list[Rollback]:
