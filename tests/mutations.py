@@ -9949,8 +9949,8 @@ MUTATIONS = [
     Mutation(
         "a run that was given weights and has begun begins from them again",
         "train/loop.py",
-        "origin = init_from.opened(config, corpus) if drawn or has_base else None",
-        "origin = init_from.opened(config, corpus)",
+        "origin = init_from.opened(config, corpus, begins=drawn) if drawn or has_base else None",
+        "origin = init_from.opened(config, corpus, begins=drawn)",
         ("tests/train/test_init_from.py",),
     ),
     Mutation(
@@ -10574,6 +10574,20 @@ MUTATIONS = [
         "not missing_tasks(setting.folder, closing.name, closing.tasks)",
         'not missing_tasks(setting.folder, "documents", num_tasks)',
         ("tests/corpus/test_duplicates.py",),
+    ),
+    Mutation(
+        "a rollback that a later one has undone is one that was made elsewhere",
+        "train/fetched.py",
+        "if each not in known and each.id not in told:",
+        "if each not in known:",
+        ("tests/train/test_fetched.py",),
+    ),
+    Mutation(
+        "a run begins from weights without the adapters beside them",
+        "train/init_from.py",
+        "    if begins:\n        _check_adapters(",
+        "    if not begins:\n        _check_adapters(",
+        ("tests/train/test_lora.py",),
     ),
 ]
 

@@ -46,6 +46,15 @@ def adapted(finished: Finished, corpus: TinyCorpus, tmp_path_factory: pytest.Tem
     return folder / "run"
 
 
+@pytest.fixture(scope="module")
+def drawn(corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a step with adapters beside its initial weights. Not to be changed."""
+    folder = tmp_path_factory.mktemp("drawn")
+    answer = forked("train", write_config(corpus, folder), "lora.rank=2", "train.steps=1")
+    assert answer.status == 0, answer
+    return folder / "run"
+
+
 def test_adapters_and_their_moments_are_saved_alone(adapted: Path, finished: Finished) -> None:
     names = tensors(adapted).keys()
     of_adapters = {name for name in names if not name.startswith("optimizer.")}
@@ -67,7 +76,7 @@ def beside(base: Path, run: Path, *more: str) -> tuple[TrainState, Config, Corpu
     settings = load(run / "config.toml", [f"train.init_from={base}", f"run.folder={run}", *more])
     corpus = open_corpus(settings)
     state = build_state(settings, Mesh(), corpus.vocab_size, torch.device("cpu"), draw=False)
-    origin = init_from.opened(settings, corpus)
+    origin = init_from.opened(settings, corpus, begins=False)
     assert origin is not None
     state.base = init_from.based_on(origin, state, Mesh().world)
     recovery.restore(state, settings, corpus)
@@ -266,6 +275,21 @@ def test_a_run_goes_on_with_the_classifier_that_it_began_with(is_taken: bool, tm
 def test_adapters_are_no_weights_to_begin_from(adapted: Path, corpus: TinyCorpus, tmp_path: Path) -> None:
     answer = forked("train", write_config(corpus, tmp_path), f"train.init_from={adapted}")
     assert answer.status == 2 and "has adapters alone" in answer.err and "colonnade merge" in answer.err, answer
+
+
+@pytest.mark.parametrize(("lora", "is_refused"), [((), True), (("lora.rank=4",), True), (("lora.rank=2",), False)])
+def test_weights_with_adapters_beside_them_are_begun_from_by_a_run_that_has_these(
+    lora: tuple[str, ...], is_refused: bool, drawn: Path, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    """Without them they are the initial weights."""
+    answer = forked("train", write_config(corpus, tmp_path), f"train.init_from={drawn}", *lora, "--dry-run")
+    path = f"{drawn}/checkpoints/step_00000001"
+    said = (
+        f"colonnade: train.init_from = '{path}' has adapters beside its weights, and the run has not the same: it "
+        f"would begin without them. `colonnade merge {path} TARGET` makes one model of both: name that, or set "
+        "lora.rank and lora.targets as they are there.\n"
+    )
+    assert (answer.status, answer.err) == ((2, said) if is_refused else (0, "")), answer
 
 
 @pytest.mark.slow

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from colonnade.architecture.adapters import WEIGHT, is_adapter
 from colonnade.architecture.bert import answers_alike, has_output_layer, taken_by_another_head
+from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.statement import Weight
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import check_sizes, compare_metadata, read_manifest
@@ -68,12 +70,16 @@ class Origin:
     """Weights that are there, and mean something else than those of these names here."""
 
 
-def opened(config: Config, corpus: Corpus) -> Origin | None:
-    """What train.init_from names, held against the run; None where it is unset. CheckpointError says what differs."""
+def opened(config: Config, corpus: Corpus, *, begins: bool) -> Origin | None:
+    """What train.init_from names, held against the run; None where it is unset. CheckpointError says what differs.
+    `begins`: whether the run takes all of it, and not the base alone that it goes on beside.
+    """
     if config.train.init_from is None:
         return None
     origin = origin_at(Path(config.train.init_from))
     _check_model(origin, config, corpus)
+    if begins:
+        _check_adapters(origin, config, corpus)
     _check_tokenizer(origin, corpus, resize=config.train.init_from_resize)
     return _without_other_answers(origin, config, corpus)
 
@@ -210,6 +216,21 @@ def _check_model(origin: Origin, config: Config, corpus: Corpus) -> None:
             + "\n  ".join(differences[:40])
             + "\nSet these keys of [model] as they are there, or leave train.init_from out."
             + (" Rows that both have are taken with train.init_from_resize = true." if resize else "")
+        )
+
+
+def _check_adapters(origin: Origin, config: Config, corpus: Corpus) -> None:
+    """Beside weights that the run takes it has the same adapters: without them these are another model's."""
+    adapters = {name for name in origin.shapes if is_adapter(name)}
+    if not adapters:
+        return
+    own = {name: weight.shape for name, weight in trained_architecture(config, corpus.vocab_size).weights().items()}
+    beside = {name for name in adapters if f"{name.rpartition('.')[0]}{WEIGHT}" in own}
+    if any(own.get(name) != origin.shapes[name] for name in beside):
+        raise CheckpointError(
+            f"train.init_from = {str(origin.path)!r} has adapters beside its weights, and the run has not the same: "
+            f"it would begin without them. `colonnade merge {origin.path} TARGET` makes one model of both: name that, "
+            "or set lora.rank and lora.targets as they are there."
         )
 
 

@@ -130,7 +130,7 @@ def main(
             if drawn:
                 check_evaluations(config, corpus.datasets)
             has_base = config.lora.rank > 0 and config.train.init_from is not None
-            origin = init_from.opened(config, corpus) if drawn or has_base else None
+            origin = init_from.opened(config, corpus, begins=drawn) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
                 run_folder.occupy(config)
             course = course_of(config, corpus, mesh.world)
