@@ -7,6 +7,8 @@ import pytest
 
 from colonnade.errors import DamagedError, DataError
 from colonnade.train import reference, taught, trackers
+from colonnade.train.change import Change
+from colonnade.train.change_requests import Decided, Refusal, lines_of, read_decided, write_decided
 from colonnade.train.monitor import EVENTS, HEARTBEAT, METRICS, THERMOMETERS, UNDONE
 from colonnade.train.run_folder import CHANGES, COPIES, DECIDED, ROLLBACKS
 from colonnade.train.run_record import FILES, pack, unpack
@@ -86,6 +88,24 @@ def test_changes_that_were_asked_for_here_alone_stay(packed: str, here: str | No
     pack(tmp_path / "packed", tmp_path / "record")
     assert unpack(tmp_path / "record", tmp_path / "here") == [CHANGES]
     assert (tmp_path / "here" / CHANGES).read_text() == then
+
+
+def test_changes_that_were_refused_here_are_not_asked_for_again(tmp_path: Path) -> None:
+    """Those that were made on the course that is left are asked of this one."""
+    packed, here = tmp_path / "packed", tmp_path / "here"
+    for folder, content in ((packed, "both\n"), (here, "both\nrefused\nmade\nnew\nrefused\n")):
+        folder.mkdir()
+        (folder / CHANGES).write_text(content)
+    _, refused, made, *_ = lines_of(here)
+    change = Change(at=5, values={}, was={}, line=made.known_as)
+    write_decided(packed, Decided())
+    write_decided(
+        here, Decided(changes=(change,), refused=(Refusal(line=refused.known_as, text="refused", reason=""),))
+    )
+    pack(packed, tmp_path / "record")
+    unpack(tmp_path / "record", here)
+    assert (here / CHANGES).read_text() == "both\nmade\nnew\nrefused\n"
+    assert read_decided(here) == Decided()
 
 
 def test_a_teacher_whose_answers_are_here_is_not_said_to_be_another(tmp_path: Path) -> None:

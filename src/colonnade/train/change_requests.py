@@ -115,10 +115,14 @@ def lines_of(run: Path) -> list[Line]:
     """Every line of changes.jsonl that is not empty; OSError where it cannot be read."""
     try:
         with (run / CHANGES).open("rb") as file:
-            content = file.read(MOST_BYTES).decode(errors="replace")
+            return lines_in(file.read(MOST_BYTES))
     except FileNotFoundError:
         return []
-    *whole, rest = content.split("\n")
+
+
+def lines_in(content: bytes) -> list[Line]:
+    """Every line that is not empty of what a changes.jsonl has."""
+    *whole, rest = content.decode(errors="replace").split("\n")
     found, counts = [], Counter[str]()
     for text, is_whole in (*((each.strip(), True) for each in whole), (rest.strip(), False)):
         if text:

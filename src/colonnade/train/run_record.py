@@ -8,12 +8,13 @@ or belongs to other programs, which have it elsewhere (TensorBoard's files).
 """
 
 import shutil
-from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 
 from colonnade.atomic import written
-from colonnade.errors import ZIP_FAULTS, DamagedError
+from colonnade.errors import ZIP_FAULTS, ConfigError, DamagedError
+from colonnade.train.change_requests import lines_in, lines_of, read_decided
 from colonnade.train.run_folder import CHANGES, DECIDED, ROLLBACKS
 
 TEACHER = "teacher/about.json"
@@ -48,8 +49,8 @@ def pack(run: Path, target: Path) -> None:
 
 def unpack(record: Path, run: Path) -> list[str]:
     """Write a record's files, each whole, into a folder; their names. DamagedError where one cannot be read, when none
-    has been written. A stranger's names are passed over. Changes that were asked for in the folder alone come behind
-    the record's, and whose answers it has from a teacher it knows better.
+    has been written. A stranger's names are passed over. Changes that were asked for in the folder alone, and not
+    refused there, come behind the record's, and whose answers it has from a teacher it knows better.
     """
     try:
         with ZipFile(record) as archive:
@@ -60,27 +61,27 @@ def unpack(record: Path, run: Path) -> list[str]:
             names = [name for name in FILES if name in archive.namelist() and name not in kept]
     except ZIP_FAULTS as error:
         raise DamagedError(f"{record} is damaged: {error}.") from None
+    refused = _refused_here(run)
     with ZipFile(record) as archive:
         for name in names:
             with archive.open(name) as packed, written(run / name) as target:
                 shutil.copyfileobj(packed, target, BLOCK)
                 if name == CHANGES:
-                    target.write(_asked_here(run, archive.read(name)))
+                    target.write(_asked_here(run, archive.read(name), refused))
     return names
 
 
-def _asked_here(run: Path, asked: bytes) -> bytes:
-    """The lines of a folder's changes.jsonl that are not among those `asked` for, behind which they come."""
-    if not (run / CHANGES).exists():
-        return b""
-    there, here = Counter(_lines(asked)), list[bytes]()
-    for line in _lines((run / CHANGES).read_bytes()):
-        if there[line]:
-            there[line] -= 1
-        else:
-            here.append(line + b"\n")
+def _refused_here(run: Path) -> frozenset[str]:
+    """What the lines are known by that the run in a folder has refused; none where that cannot be read."""
+    with suppress(ConfigError):
+        return frozenset(each.line for each in read_decided(run).refused)
+    return frozenset()
+
+
+def _asked_here(run: Path, asked: bytes, refused: frozenset[str]) -> bytes:
+    """The lines of a folder's changes.jsonl that were not `refused` there, and are not among those `asked` for, behind
+    which they come.
+    """
+    known = refused.union(each.known_as for each in lines_in(asked))
+    here = [each.text.encode() + b"\n" for each in lines_of(run) if each.known_as not in known]
     return b"".join([b"\n" * bool(here and not asked.endswith(b"\n")), *here])
-
-
-def _lines(content: bytes) -> list[bytes]:
-    return [line for each in content.split(b"\n") if (line := each.strip())]
