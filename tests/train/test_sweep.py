@@ -425,6 +425,22 @@ def test_a_point_that_goes_on_has_begun_from_the_weights_of_the_others(
     )
 
 
+def test_points_that_began_from_other_weights_are_told_beside_those_that_have_ended(
+    weights: Path, tmp_path: Path
+) -> None:
+    def interrupted(config: Path, share: Share) -> int:
+        begun_from_weights(config, share)
+        (config.with_suffix("") / "checkpoints" / "step_00000002").mkdir(parents=True)
+        return 130
+
+    for seed in (3, 4):
+        assert run_points(with_seeds([seed], tmp_path, weights), interrupted) == 130
+    (tmp_path / "step_00000006").rename(weights / "checkpoints" / "step_00000006")
+    assert run_points(with_seeds([1, 2], tmp_path, weights), begun_from_weights) == 0
+    with pytest.raises(ConfigError, match=r'step_00000004" -> ".*step_00000006"\n    in seed-3, seed-4\n'):
+        run_points(with_seeds([1, 2, 3, 4], tmp_path, weights), begun_from_weights)
+
+
 @pytest.mark.parametrize("is_in_one_start", [False, True])
 def test_points_are_of_the_same_data(
     finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_one_start: bool

@@ -193,7 +193,7 @@ def _check_alike(sweep: Sweep, done: Collection[str]) -> None:
         for line in of(sweep.folder, point):
             found.setdefault(line, []).append(point.name)
     if found:
-        lines = [f"  {line}\n    in {_some(names, len(done))}" for line, names in found.items()]
+        lines = [f"  {line}\n    in {_some(names, len(begun))}" for line, names in found.items()]
         raise ConfigError(
             f"run.folder = {str(sweep.folder)!r} has points that ended with another configuration, or began with other "
             "files, than they would now:\n"
