@@ -131,7 +131,7 @@ def test_lines_may_end_as_on_windows(detokenizer: str, tmp_path: Path) -> None:
     assert read_wikitext(windows, detokenizer) == read_wikitext(unix, detokenizer)
 
 
-@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.ndjson", "x.jsonl.gz"])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.ndjson", "x.jsonl.gz", "X.JSONL"])
 def test_json_is_no_words(name: str, tmp_path: Path) -> None:
     """Its braces and keys would be measured."""
     (tmp_path / name).write_text('{"text": "a b"}\n')

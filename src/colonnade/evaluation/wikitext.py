@@ -29,7 +29,7 @@ def read_wikitext(path: Path, detokenizer: str) -> WikiText:
     """A file of words (.tokens, .raw) as natural text by one of `DETOKENIZERS`. DataError for an empty one, and for one
     of JSON.
     """
-    if Path(path.name.removesuffix(compression_of(path))).suffix in JSON:
+    if Path(path.name.removesuffix(compression_of(path))).suffix.lower() in JSON:
         raise DataError(
             f"{path} has JSON by its name, and WikiText is words. Name its .tokens or .raw, or measure the texts of a "
             ".jsonl with `perplexity`."
