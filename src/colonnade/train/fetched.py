@@ -204,12 +204,16 @@ def is_undone(stored: Stored, step: int, run: Path) -> bool:
 
 def _check_course(stored: Stored, step: int, run: Path) -> None:
     """ConfigError where the upload of `step`, the newest, is from behind a rollback that nothing here knows of, though
-    what is here has come as far. Not where that cannot be read: whoever reads it says so.
+    what is here has come as far. A storage that fails now ends no run, as nothing of it is needed.
     """
     (*_, (here, newest)) = checkpoints_in(checkpoints(run)).items()
-    with tempfile.TemporaryDirectory() as name, suppress(CheckpointError, FileNotFoundError):
+    with tempfile.TemporaryDirectory() as name, suppress(CheckpointError):
         folder = Path(name)
-        stored.get(step, [MANIFEST], folder)
+        try:
+            stored.get(step, [MANIFEST], folder)
+        except Exception as error:  # noqa: BLE001  each storage's package raises its own kinds
+            _say(f"Whether {folder_name(step)} there is of this run's course is not known: {reason(error, stored.url)}")
+            return
         if step == here and (folder / MANIFEST).read_bytes() == (newest / MANIFEST).read_bytes():
             return  # without an import of torch: so it usually is
         from colonnade.train.rollback import read
