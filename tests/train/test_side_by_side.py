@@ -106,6 +106,22 @@ def test_after_an_interruption_no_more_begin() -> None:
     assert found == {0: 130, 1: 0}, "what runs goes on to its end"
 
 
+def test_after_one_that_cannot_be_started_no_more_begin_and_what_runs_is_waited_for() -> None:
+    context, started, found = get_context("fork"), list[str](), list[tuple[str, int]]()
+
+    def start(item: str, share: Share) -> BaseProcess:
+        started.append(item)
+        if item == "b":
+            raise ConfigError("its weights are gone")
+        process = context.Process(target=time.sleep, args=(0.05,))
+        process.start()
+        return process
+
+    with pytest.raises(ConfigError, match="its weights are gone"):
+        run_side_by_side("abc", 2, start=start, ended=lambda item, status, seconds: found.append((item, status)))
+    assert (started, found) == (["a", "b"], [("a", 0)])
+
+
 def test_a_signal_reaches_all(tmp_path: Path) -> None:
     paths = [tmp_path / "0.json", tmp_path / "1.json", tmp_path / "2.json"]
     for path in paths:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -361,6 +362,40 @@ def test_all_points_begin_from_the_checkpoint_that_was_the_newest(weights: Path,
 
     assert run_points(with_seeds([1, 2], tmp_path, weights), made(accuracy)) == 0  # type: ignore[arg-type]
     assert began == [str(weights / "checkpoints" / "step_00000004")] * 2
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_sweep_ends_where_its_checkpoint_is_gone(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """As that of a run that goes on beside it, and keeps the newest alone. No point counts as failed."""
+    newest = weights / "checkpoints" / "step_00000004"
+
+    def begun(config: Path, share: Share) -> int:
+        status = begun_from_weights(config, share)
+        newest.rename(tmp_path / "elsewhere")
+        return status
+
+    def run_side_by_side(items: Any, shares: int, *, start: Any, ended: Any) -> int:
+        for item in items:
+            start(item, Share(0, shares))
+            ended(item, 0, 1.0)
+        return 0
+
+    monkeypatch.setattr(tuning, "run_side_by_side", run_side_by_side)
+    monkeypatch.setattr(tuning, "process_of", lambda run, config, share, log: run(config, share))
+    sweep = replace(with_seeds([1, 2, 3], tmp_path, weights), at_once=at_once)
+    with pytest.raises(ConfigError) as told:
+        run_points(sweep, begun)
+    assert str(told.value) == (
+        f"train.init_from = '{newest}' is gone: point seed-2 cannot begin from the weights of the others. Put it back, "
+        "and the same command goes on; or set another run.folder, and train.init_from to a checkpoint that stays: a "
+        "copy, or one that checkpoint.keep_every spares."
+    )
+    points = json.loads((sweep.folder / "summary.json").read_text())["points"]
+    assert [(each["point"], each["state"]) for each in points] == [("seed-1", "finished")]
+    (tmp_path / "elsewhere").rename(newest)
+    assert run_points(sweep, begun_from_weights) == 0
 
 
 def test_a_seed_that_is_added_begins_from_the_same_weights(weights: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from colonnade.dependent import end_with_parent
-from colonnade.errors import mistake
+from colonnade.errors import ColonnadeError, mistake
 from colonnade.launch.process import outlive_readers
 from colonnade.launch.supervisor import UNFINISHED
 
@@ -66,16 +66,21 @@ def run_side_by_side(
     """Start each item as soon as there is a free share; `ended` is told exit status and seconds of each.
 
     Returns 0, or the status of the first item that was interrupted or is to go on later: then no more is started, and
-    what runs is waited for. SIGINT, SIGTERM and SIGHUP are handed on to all, also to one that is being started.
+    what runs is waited for; so it is where `start` raises a ColonnadeError, which is raised then. SIGINT, SIGTERM and
+    SIGHUP are handed on to all, also to one that is being started.
     Who ends with 1 then was interrupted before it was ready for signals.
     """
     waiting, running, free = list(items), dict[int, _Running[T]](), list(range(shares))
-    status = 0
+    status, refused = 0, list[ColonnadeError]()
     with _asked() as asked:
         while running or (waiting and not status and not asked):
             while waiting and free and not status and not asked:
                 item, number = waiting.pop(0), free.pop(0)
-                running[number] = _Running(item, start(item, Share(number, shares)), time.perf_counter())
+                try:
+                    running[number] = _Running(item, start(item, Share(number, shares)), time.perf_counter())
+                except ColonnadeError as error:
+                    refused.append(error)
+                    waiting.clear()
             for each in running.values():
                 each.tell(asked)
             wait([each.process.sentinel for each in running.values()], timeout=0.2)
@@ -88,6 +93,8 @@ def run_side_by_side(
                         found = 128 + asked[0]
                     ended(each.item, found, time.perf_counter() - each.began)
                     status = status or (found if is_interrupted(found) else 0)
+    if refused and not status:
+        raise refused[0]
     return status or (128 + asked[0] if asked and waiting else 0)
 
 

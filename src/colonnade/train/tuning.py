@@ -43,7 +43,7 @@ from colonnade.train.lines import objects_in
 from colonnade.train.score_names import no_such_score
 from colonnade.train.side_by_side import Run, Share, is_interrupted, last_line, process_of, run_side_by_side
 from colonnade.train.sweep import SEED, SUMMARY, SUMMARY_TABLE, Point, Sweep, changed, less_is_better
-from colonnade.train.sweep_weights import as_begun, named_weights, with_checkpoint
+from colonnade.train.sweep_weights import as_begun, check_there, named_weights, with_checkpoint
 
 FINISHED, STOPPED, DIVERGED, FAILED = "finished", "stopped early", "diverged", "failed"
 COUNTED = (FINISHED, STOPPED)
@@ -117,6 +117,7 @@ def run_points(sweep: Sweep, run: Run, check: Callable[[Path], object] = lambda 
 def _one_by_one(sweep: Sweep, left: Sequence[tuple[int, Point]], done: dict[str, Outcome], run: Run) -> int:
     """Run points here, and add what came of them. Returns the status of one that was interrupted, else 0."""
     for number, point in left:
+        check_there(point.content, sweep.folder / point.name)
         print(f"Point {number} of {len(sweep.points)}: {_words(point)}", flush=True)
         began, reason = time.perf_counter(), ""
         try:
@@ -142,6 +143,7 @@ def _side_by_side(sweep: Sweep, left: Sequence[tuple[int, Point]], done: dict[st
 
     def start(item: tuple[int, Point], share: Share) -> BaseProcess:
         number, point = item
+        check_there(point.content, sweep.folder / point.name)
         print(f"Point {number} of {len(sweep.points)}: {_words(point)} -> {log(point)}", flush=True)
         return process_of(run, sweep.folder / f"{point.name}.toml", share, log(point))
 
