@@ -37,7 +37,7 @@ class Standing:
         self.diverges = self.enough = self.differs = 0
         """Once in this step; at the evaluation of this one; once behind this one, so that its copies go back by one."""
         self.saved = set[int]()
-        self.state: Any = SimpleNamespace(step=0)
+        self.state: Any = SimpleNamespace(step=0, rollbacks=[])
         for name in ("_step", "_kept", "_is_enough", "_evaluate_at_start"):
             monkeypatch.setattr(loop, name, getattr(self, name))
         monkeypatch.setattr(loop, "is_saved", lambda config, step, world: step in self.saved)
@@ -56,7 +56,7 @@ class Standing:
                 is_over=lambda state: state.step in self.over,
                 prolongs=lambda state: state.step in self.longer,
                 has_news=lambda: at.step in self.news,
-                read=lambda step: does(f"read {step}"),
+                read=lambda step, returns: does(f"read {step}{' behind a return' * len(returns)}"),
             ),
             checkpoints=SimpleNamespace(
                 has_failed=False, is_due=False, wait=lambda: does("wait"), payload=lambda state: "payload"
@@ -285,7 +285,8 @@ def test_each_configuration_that_comes_into_force_reaches_all_that_is_about_the_
     coming = [configured(number) for number in (2, 3)]
     retries, uploads = SimpleNamespace(), cast(Any, nullcontext())
     uploads.follow = lambda kept: done.append(f"upload as {kept.retry_for}")
-    in_force, corpus = SimpleNamespace(read=lambda step: done.append(f"read {step}")), SimpleNamespace(batches=list)
+    in_force: Any = SimpleNamespace(read=lambda step, returns: done.append(f"read {step} behind {returns}"))
+    corpus = SimpleNamespace(batches=list)
     in_force.follow = lambda state: (coming.pop(0), corpus)
     checkpoints = SimpleNamespace(settle=lambda state: done.append("settle"))
 
@@ -304,12 +305,12 @@ def test_each_configuration_that_comes_into_force_reaches_all_that_is_about_the_
     monkeypatch.setattr(loop, "ReadAhead", lambda read, active: nullcontext())
     monkeypatch.setattr(loop, "_train", train)
     monkeypatch.setattr(loop, "_finish", lambda config, *_: done.append(f"finish {config.checkpoint.retry_for}"))
-    state, mesh = SimpleNamespace(step=5, changes=[]), SimpleNamespace(rank=rank, data=None)
+    state, mesh = SimpleNamespace(step=5, changes=[], rollbacks=["a return"]), SimpleNamespace(rank=rank, data=None)
     copies = SimpleNamespace(begin=lambda state: done.append(f"copy from {state.step}"))
     rest: Any = dict.fromkeys(("device", "corpus", "monitor", "profile", "products"))  # what others are only handed
     loop._to_its_end(configured(1), mesh=mesh, state=state, copies=copies, **rest)  # type: ignore[arg-type]
     each = [[f"upload as {number}", f"train by {number}, {number}", "settle"] for number in (2, 3)]
-    assert done == ["read 5", "copy from 5", *each[0], *each[1], "finish 3"]
+    assert done == ["read 5 behind ['a return']", "copy from 5", *each[0], *each[1], "finish 3"]
     assert given == {"folder": Path("run") if rank == 0 else None, "active": rank == 0}
     told = rest["monitor"] = Told()
     with pytest.raises(IndexError):  # no configuration is left to come
