@@ -36,8 +36,11 @@ def test_rank_0_goes_on_waiting_when_the_first_of_two_idle_ranks_has_read_it(mon
     assert len(waits) == 2
 
 
-def test_rank_0_waits_for_no_idle_rank_where_there_is_none() -> None:
-    idle.tell(HashStore(), 0)
+def test_rank_0_waits_for_no_idle_rank_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, waits = HashStore(), list[float]()
+    monkeypatch.setattr(idle, "time", SimpleNamespace(monotonic=lambda: float(len(waits)), sleep=waits.append))
+    idle.tell(store, 0)
+    assert store.check(["over"]) and waits == []
 
 
 def test_rank_0_waits_in_vain_for_so_long_alone(monkeypatch: pytest.MonkeyPatch) -> None:

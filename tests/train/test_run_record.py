@@ -54,7 +54,7 @@ def test_a_run_has_all_that_it_told_on_another_machine(tmp_path: Path) -> None:
     """What it was, what was asked of it, and its names in other programs; not what is of one machine."""
     run, other = tmp_path / "run", tmp_path / "other"
     told = [METRICS, EVENTS, THERMOMETERS, UNDONE, ROLLBACKS, CHANGES, DECIDED, reference.FILE, "config.toml"]
-    told.append(f"{taught.FOLDER}/{taught.ABOUT}")
+    told.append(f"{taught.TEACHER}/{taught.ABOUT}")
     told += [f"{trackers.KNOWN}/{program}" for program in ("wandb", "mlflow")]
     for name in (*told, HEARTBEAT, "lock", COPIES):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
@@ -110,12 +110,12 @@ def test_changes_that_were_refused_here_are_not_asked_for_again(tmp_path: Path) 
 
 def test_a_teacher_whose_answers_are_here_is_not_said_to_be_another(tmp_path: Path) -> None:
     for folder in ("packed", "here"):
-        about = tmp_path / folder / taught.FOLDER / taught.ABOUT
+        about = tmp_path / folder / taught.TEACHER / taught.ABOUT
         about.parent.mkdir(parents=True)
         about.write_text(f'{{"teacher": {{"manifest.json": "{folder}"}}}}')
     pack(tmp_path / "packed", tmp_path / "record")
     for folder, whose in (("here", "here"), ("new", "packed")):
         unpack(tmp_path / "record", tmp_path / folder)
-        taught._check(tmp_path / folder / taught.FOLDER, {"teacher": {"manifest.json": whose}})
+        taught._check(tmp_path / folder / taught.TEACHER, {"teacher": {"manifest.json": whose}})
         with pytest.raises(DataError, match="for: teacher differs"):
-            taught._check(tmp_path / folder / taught.FOLDER, {"teacher": {"manifest.json": "another"}})
+            taught._check(tmp_path / folder / taught.TEACHER, {"teacher": {"manifest.json": "another"}})

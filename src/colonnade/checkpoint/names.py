@@ -2,8 +2,13 @@
 
 import re
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 NAME = re.compile(r"step_([0-9]{8}|[1-9][0-9]{8,17})")
+Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+"""A step, a size or a number of things, as files say it."""
 MANIFEST = "manifest.json"
 """Of a checkpoint's files the one that says what it consists of."""
 

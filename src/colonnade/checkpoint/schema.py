@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
 
+from colonnade.checkpoint.names import Count
 from colonnade.checkpoint.plan import Box, tile
 
 OVERHEAD = 1 << 16
 """Bytes that `torch.save` writes around a tensor's numbers, at most (about 1,500)."""
 SHOWN = 200  # characters of a stranger's text in a message
 
-Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Name = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9_.\-]{1,512}$")]
 FileName = Annotated[str, Field(strict=True, pattern=r"^\.?[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}$")]
 """One name, without a folder: it can lead nowhere else."""

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from colonnade.checkpoint.confined import read_plain
 from colonnade.checkpoint.manifest import Manifest, check_hash, remedy
-from colonnade.checkpoint.schema import Count, first_fault
+from colonnade.checkpoint.names import Count
+from colonnade.checkpoint.schema import first_fault
 from colonnade.config.load import loads
 from colonnade.config.schema import Config
 from colonnade.data.identity import DataIdentity

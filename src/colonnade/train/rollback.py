@@ -7,11 +7,10 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from colonnade.atomic import write_whole
+from colonnade.checkpoint.names import Count
 from colonnade.data.curriculum import Curriculum
 from colonnade.errors import ConfigError
 from colonnade.train.run_folder import ROLLBACKS
-
-Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
 class Rollback(BaseModel):

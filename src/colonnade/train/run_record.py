@@ -15,9 +15,9 @@ from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 from colonnade.atomic import written
 from colonnade.errors import ZIP_FAULTS, ConfigError, DamagedError
 from colonnade.train.change_requests import lines_in, lines_of, read_decided
-from colonnade.train.run_folder import CHANGES, DECIDED, ROLLBACKS
+from colonnade.train.run_folder import ABOUT, CHANGES, DECIDED, ROLLBACKS, TEACHER
 
-TEACHER = "teacher/about.json"
+_ABOUT = f"{TEACHER}/{ABOUT}"
 FILES = (
     "config.toml",
     "metrics.jsonl",
@@ -30,7 +30,7 @@ FILES = (
     "prediction.json",
     "comparison.json",
     "reference.npz",
-    TEACHER,
+    _ABOUT,
     "tracking/wandb",
     "tracking/mlflow",
 )
@@ -57,7 +57,7 @@ def unpack(record: Path, run: Path) -> list[str]:
             bad = archive.testzip()
             if bad is not None:
                 raise BadZipFile(f"{bad} is not what was written")
-            kept = {TEACHER} if (run / TEACHER).exists() else set[str]()
+            kept = {_ABOUT} if (run / _ABOUT).exists() else set[str]()
             names = [name for name in FILES if name in archive.namelist() and name not in kept]
     except ZIP_FAULTS as error:
         raise DamagedError(f"{record} is damaged: {error}.") from None

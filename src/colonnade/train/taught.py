@@ -44,6 +44,7 @@ from colonnade.train.base import content_together, of_same_files
 from colonnade.train.corpus import Corpus
 from colonnade.train.init_from import origin_at
 from colonnade.train.monitor import Monitor
+from colonnade.train.run_folder import ABOUT, TEACHER
 from colonnade.train.state import TrainState
 from colonnade.train.teacher import (
     NAMED_BY,
@@ -54,7 +55,6 @@ from colonnade.train.teacher import (
     with_soft_targets,
 )
 
-FOLDER, ABOUT = "teacher", "about.json"
 LOCK = "targets.lock"  # not that of a run, in whose folder they may be
 BLOCK = 1 << 22  # entries of a file
 PATIENCE = 600.0  # seconds, with another run that stores what its teacher says
@@ -111,7 +111,7 @@ def _checked(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
 
 def store_of(config: Config) -> Path:
     """Where what a teacher says is."""
-    return Path(config.distillation.store or Path(config.run.folder) / FOLDER)
+    return Path(config.distillation.store or Path(config.run.folder) / TEACHER)
 
 
 @dataclass(frozen=True)
