@@ -9225,9 +9225,8 @@ MUTATIONS = [
     Mutation(
         "the banner counts the tokens of a curriculum as if all its steps were the last",
         "planner/banner.py",
-        "train, curriculum, tokens = whole.train, curriculum_of(whole), tokens_of(whole, rollbacks=returns)",
-        "train, curriculum, tokens = whole.train, curriculum_of(whole), whole.train.steps * "
-        "whole.train.global_batch_size * whole.model.sample_length",
+        "tokens_of(whole, rollbacks=course.returns)",
+        "train.steps * train.global_batch_size * whole.model.sample_length",
         ("tests/planner/test_banner_notes.py",),
     ),
     Mutation(

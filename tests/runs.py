@@ -14,6 +14,8 @@ from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import newest, read_manifest
 from colonnade.checkpoint.names import checkpoints_in
 from colonnade.checkpoint.plan import Shard
+from colonnade.config.schema import Config
+from colonnade.train.beginning import Course
 
 TIMES = ("tokens_per_second", "seconds", "mfu")
 
@@ -28,6 +30,11 @@ class Finished:
     @property
     def newest(self) -> Path:
         return self.folder / "checkpoints" / "step_00000006"
+
+
+def course(config: Config, whole: Config | None = None) -> Course:
+    """Of a run without rollbacks, whose changes to come make it `whole`."""
+    return Course(config, whole or config, returns=(), refused=())
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ from tests import tiny
 from tests.commands import colonnade, forked
 from tests.distributed import run_on_ranks
 from tests.parity.runs import Case, Way, configured
-from tests.runs import events
+from tests.runs import course, events
 from tests.tiny import TinyCorpus
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def told(config: Config, mesh: Mesh | None = None, whole: Config | None = None) 
     mesh, opened = mesh or Mesh(), open_corpus(config)
     decision = settle(config, opened.vocab_size, mesh.world, CPU)
     watcher = Watcher(banner, within_memory, active=False)
-    return watcher.banner(config, mesh, CPU, opened, decision, whole or config)
+    return watcher.banner(course(config, whole), mesh, CPU, opened, decision)
 
 
 def rows(found: Banner) -> dict[str, str]:
@@ -96,7 +96,7 @@ def test_a_step_on_preferences_has_both_answers_of_each_pair() -> None:
     run.folder = "r"
     """
     corpus: Any = SimpleNamespace(datasets=SimpleNamespace(train=range(20)))
-    told = banners._steps(loads(text), corpus)
+    told = banners._steps(course(loads(text)), corpus)
     assert told == "6 of 4 × 16 tokens, 384 tokens in all: 1.2 epochs of 5.0 steps"
 
 
@@ -211,12 +211,12 @@ def test_without_a_tokenizer_or_a_validation_part_that_is_told(corpus: TinyCorpu
     config = tiny.config(corpus, tmp_path, ALL_EVALUATED)
     opened = open_corpus(config)
     bare = replace(opened, tokenizer=None, datasets=replace(opened.datasets, validation=None))
-    notes = list(banners._notes(config, config, bare))
+    notes = list(banners._notes(course(config), bare))
     assert [note.split(":")[0] for note in notes] == [
         "data.tokenizer is not set", "there is no validation part, so that nothing is evaluated"
     ]  # fmt: skip
     never = tiny.config(corpus, tmp_path, "train.evaluate_every=0")
-    assert not any("validation part" in note for note in banners._notes(never, never, bare))
+    assert not any("validation part" in note for note in banners._notes(course(never), bare))
     assert "validation" in banners._data(opened) and "validation" not in banners._data(bare)
 
 
@@ -356,7 +356,7 @@ def test_each_rank_is_held_against_its_own_gpu(
         monkeypatch.setattr(banners, "device_name", lambda _: "a GPU")
         own = Memory(parameters=needs[rank], gradients=0, optimizer=0, buffers=0, activations=90 * rank)
         decision = settle(config, opened.vocab_size, mesh.world, CPU)
-        found = banner(config, mesh, torch.device(device), opened, decision, config, own)
+        found = banner(course(config), mesh, torch.device(device), opened, decision, own)
         return found.impossible, found.fields["memory_predicted"]
 
     def impossible(device: str, has: Sequence[int]) -> list[bool]:

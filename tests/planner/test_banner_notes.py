@@ -9,6 +9,7 @@ from colonnade.config.load import loads
 from colonnade.config.schema import Config
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.planner import banner as banners
+from tests.runs import course
 
 TEXT = """
 model = { num_layers = 1, hidden_size = 16, num_heads = 2, seq_length = 8, vocab_size = 64 }
@@ -47,8 +48,7 @@ def corpus(*, is_byte_level: bool = True, dropped: tuple[int, ...] = (0,), **mor
 
 
 def notes(found: Any, settings: Config | None = None, whole: Config | None = None) -> list[str]:
-    settings = settings or config()
-    return list(banners._notes(settings, whole or settings, found))
+    return list(banners._notes(course(settings or config(), whole), found))
 
 
 def test_where_all_is_as_usual_there_is_no_note() -> None:
@@ -104,6 +104,9 @@ def test_files_without_a_validation_sample_are_missed_where_there_is_a_validatio
 def test_a_growing_run_tells_the_size_of_its_last_steps_and_no_length_of_its_epochs() -> None:
     data: Any = SimpleNamespace(datasets=SimpleNamespace(train=range(20)))
     grows = loads(f"{TEXT}\ncurriculum = {{ tokens = [0, 40], seq_length = [8, 8], global_batch_size = [2, 4] }}")
-    assert banners._steps(config(), data) == "6 of 4 × 8 tokens, 192 tokens in all: 1.2 epochs of 5.0 steps"
+    assert banners._steps(course(config()), data) == "6 of 4 × 8 tokens, 192 tokens in all: 1.2 epochs of 5.0 steps"
     three_of_each = 3 * 2 * 8 + 3 * 4 * 8
-    assert banners._steps(grows, data) == f"6 of 4 × 8 tokens at the end, {three_of_each} tokens in all: 0.9 epochs"
+    assert (
+        banners._steps(course(grows), data)
+        == f"6 of 4 × 8 tokens at the end, {three_of_each} tokens in all: 0.9 epochs"
+    )

@@ -24,7 +24,7 @@ from colonnade.planner.predict import predict
 from tests import tiny
 from tests.commands import here
 from tests.parity.runs import Case, Way, configured
-from tests.runs import metrics
+from tests.runs import course, metrics
 
 
 def test_both_stand_under_the_same_keys() -> None:
@@ -161,7 +161,7 @@ def test_rank_0_alone_writes_a_prediction(tmp_path: Path, monkeypatch: pytest.Mo
         config = of_eight_tokens(tmp_path / str(rank))
         mesh, cpu = paper_mesh(Layout(tp=2, dp=2), rank), torch.device("cpu")
         watcher = comparison.Watcher(cast(Any, lambda *_: None), cast(Any, None))
-        watcher.banner(config, mesh, cpu, corpus, decision, config)
+        watcher.banner(course(config), mesh, cpu, corpus, decision)
         wrote += [rank] * (tmp_path / str(rank) / comparison.PREDICTION).exists()
     assert wrote == [0]
 
@@ -268,9 +268,7 @@ def test_one_rank_of_each_stage_predicts(monkeypatch: pytest.MonkeyPatch) -> Non
         asked.append(stage)
         return Memory(1 + stage, 0, 0, 0, 0, 0)
 
-    def describe(
-        config: Any, mesh: Mesh, device: Any, corpus: Any, decision: Any, whole: Any, own: Memory, _: Any
-    ) -> Any:
+    def describe(course: Any, mesh: Mesh, device: Any, corpus: Any, decision: Any, own: Memory) -> Any:
         told.append((mesh.rank, own.parameters))
 
     monkeypatch.setattr(comparison, "predict", predicted)
@@ -278,9 +276,7 @@ def test_one_rank_of_each_stage_predicts(monkeypatch: pytest.MonkeyPatch) -> Non
     layout = Layout(tp=2, pp=2, dp=2)
     for rank in range(layout.num_ranks):
         watcher = comparison.Watcher(describe, cast(Any, None), active=False)
-        watcher.banner(
-            cast(Any, None), paper_mesh(layout, rank), torch.device("cpu"), corpus, decision, cast(Any, None)
-        )
+        watcher.banner(course(cast(Any, None)), paper_mesh(layout, rank), torch.device("cpu"), corpus, decision)
     first = {layout.rank_at(pp=stage, dp=0, tp=0): 1 + stage for stage in range(2)}
     assert asked == [0, 1] and told == [(rank, first.get(rank, 0)) for rank in range(layout.num_ranks)]
 
@@ -436,7 +432,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> Iter
     (run / "metrics.jsonl").unlink(missing_ok=True)
     watcher = comparison.Watcher(cast(Any, lambda *_: None), cast(Any, lambda *_: nullcontext()))
     with watcher.within(config, 5, Mesh(), cpu):
-        watcher.banner(config, Mesh(), cpu, corpus, decision, config)
+        watcher.banner(course(config), Mesh(), cpu, corpus, decision)
         line = {"step": 1, "tokens": 8, "grad_norm": 1.0, "seconds": 2.0, "tokens_per_second": 4.0}
         (run / "metrics.jsonl").write_text((json.dumps(line) + "\n") * steps)
         yield

@@ -32,7 +32,7 @@ from colonnade.train.step import train_step
 from tests.commands import forked
 from tests.distributed import run_on_ranks
 from tests.parity.runs import CPU, SERIAL, Case, configured, pairs_of_texts, part
-from tests.runs import assert_near, metrics
+from tests.runs import assert_near, course, metrics
 from tests.slow import first_fast
 from tests.tiny import TinyCorpus, made_up, small_run_of, write_config
 
@@ -368,7 +368,7 @@ def test_only_a_language_model_misses_bits_per_byte(texts: Path, tmp_path: Path)
         opened = open_corpus(config)
         decision = settle(config, opened.vocab_size, Mesh().world, CPU)
         watcher = Watcher(banner, within_memory, active=False)
-        notes = watcher.banner(config, Mesh(), CPU, opened, decision, config).fields["notes"]
+        notes = watcher.banner(course(config), Mesh(), CPU, opened, decision).fields["notes"]
         assert ("the tokenizer is not byte-level: no bits per byte" in notes) == is_missed
 
 

@@ -23,7 +23,7 @@ from colonnade.train.rollback import Rollback, write
 from colonnade.train.run_folder import CHANGES
 from tests.commands import forked, here
 from tests.distributed import run_on_ranks
-from tests.runs import Finished, events, metrics, saved_steps
+from tests.runs import Finished, course, events, metrics, saved_steps
 from tests.tiny import TinyCorpus
 
 LOWER = {"change": {"optim.learning_rate": 1e-3}, "at": 6}
@@ -183,12 +183,11 @@ def test_the_tokens_of_a_run_are_those_behind_its_rollbacks(config: Path, run: P
     """Four steps of four samples, then two of eight; with ten passed over behind the third, three."""
     phases = ["curriculum.tokens=[0, 256]", "curriculum.seq_length=[16, 16]", "curriculum.global_batch_size=[4, 8]"]
     began = load(config, [*phases, "train.global_batch_size=8", f"run.folder={run}"])
-    told = banners._steps(began, open_corpus(began))
+    told = banners._steps(course(began), open_corpus(began))
     assert "at the end, 512 tokens in all" in told
     write(run, [Rollback(to=3, skip=10)])
     corpus = open_corpus(began)
-    course = course_of(began, corpus, Mesh().world)
-    assert "at the end, 576 tokens in all" in banners._steps(course.whole, corpus, course.returns)
+    assert "at the end, 576 tokens in all" in banners._steps(course_of(began, corpus, Mesh().world), corpus)
 
 
 def test_ranks_know_what_rank_0_reads_of_changes(finished: Finished, run: Path) -> None:

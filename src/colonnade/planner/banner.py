@@ -1,7 +1,7 @@
 """What a run is, said before its first step: on the terminal in one block, and as numbers in events.jsonl."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import lcm
 
 import torch
@@ -20,32 +20,23 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.mesh.shared_memory import SharedMemoryTransport
 from colonnade.planner.memory import Memory
 from colonnade.storage import is_remote
+from colonnade.train.beginning import Course
 from colonnade.train.corpus import Corpus, curriculum_of, tokens_of
 from colonnade.train.loop import Banner
 from colonnade.train.machine import Free, cpu_cores, device_name, free_memory
 from colonnade.train.products import Decision
-from colonnade.train.rollback import Rollback
 
 _INDENT = 11
 
 
-def banner(
-    config: Config,
-    mesh: Mesh,
-    device: torch.device,
-    corpus: Corpus,
-    decision: Decision,
-    whole: Config,
-    own: Memory,
-    returns: Sequence[Rollback] = (),
-) -> Banner:
-    """Every rank calls this: stages of a pipeline tell each other what they will take. `config`: in force where the run
-    goes on; `whole`: behind all changes to come, by which its length is told, and `returns`, its
-    rollbacks. `own`: what this rank's stage will take.
+def banner(course: Course, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision, own: Memory) -> Banner:
+    """Every rank calls this: stages of a pipeline tell each other what they will take. `own`: what this rank's stage
+    will take.
     """
+    config = course.now
     memory = _largest(own, mesh)
     free, ranks_here = free_memory(device), 1 if device.type == "cuda" else launch.num_local_ranks()
-    notes = [*_notes(config, whole, corpus), *decision.notes, *_too_much(memory, free, ranks_here)]
+    notes = [*_notes(course, corpus), *decision.notes, *_too_much(memory, free, ranks_here)]
     architecture = trained_architecture(config, corpus.vocab_size)
     rows = {
         "model": _model(config, corpus, architecture),
@@ -54,7 +45,7 @@ def banner(
         "precision": config.train.precision,
         **({"products": line} if (line := decision.line()) else {}),
         "data": _data(corpus),
-        "steps": _steps(whole, corpus, returns),
+        "steps": _steps(course, corpus),
         "memory": _memory(memory),
         "free": _free(free, device, ranks_here),
     }
@@ -141,9 +132,10 @@ def _data(corpus: Corpus) -> str:
     return "; ".join(parts)
 
 
-def _steps(whole: Config, corpus: Corpus, returns: Sequence[Rollback] = ()) -> str:
+def _steps(course: Course, corpus: Corpus) -> str:
     """Of the run in all."""
-    train, curriculum, tokens = whole.train, curriculum_of(whole), tokens_of(whole, rollbacks=returns)
+    whole, train = course.whole, course.whole.train
+    curriculum, tokens = curriculum_of(whole), tokens_of(whole, rollbacks=course.returns)
     step, epoch = (count * whole.model.sample_length for count in (train.global_batch_size, len(corpus.datasets.train)))
     sizes = f"{train.global_batch_size:,} × {whole.model.sample_length:,} tokens"
     growing = " at the end" if len(curriculum.phases) > 1 else ""
@@ -205,9 +197,10 @@ def _tokens(dataset: SplitDataset) -> int:
     return sum(part.num_tokens for part in dataset.parts)
 
 
-def _notes(config: Config, whole: Config, corpus: Corpus) -> Iterator[str]:
+def _notes(course: Course, corpus: Corpus) -> Iterator[str]:
     """What could not be checked, and what is left out."""
-    datasets, data = corpus.datasets, config.data
+    config, last_step, datasets = course.now, course.whole.train.steps, corpus.datasets
+    data, warmup = config.data, course.whole.optim.warmup
     if corpus.tokenizer is None:
         yield "data.tokenizer is not set: no bits per byte, and checkpoints that cannot write text"
     else:
@@ -230,13 +223,13 @@ def _notes(config: Config, whole: Config, corpus: Corpus) -> Iterator[str]:
             f"{counted(dropped, 'document')} of {_documents(datasets.train):,} to train on longer than "
             'model.seq_length and left out: data.too_long = "drop"'
         )
-    if whole.train.steps < whole.optim.warmup:
+    if last_step < warmup:
         yield (
-            f"the run ends after {whole.train.steps:,} of optim.warmup_steps = {whole.optim.warmup:,}: it is "
+            f"the run ends after {last_step:,} of optim.warmup_steps = {warmup:,}: it is "
             "the beginning of a longer one, and its learning rate stays below optim.learning_rate"
         )
     if datasets.validation is not None:
-        yield from _not_evaluated(config, whole.train.steps)
+        yield from _not_evaluated(config, last_step)
     if config.train.evaluate_every != 0 and datasets.validation is None:
         yield "there is no validation part, so that nothing is evaluated: data.split or data.validation makes one"
 

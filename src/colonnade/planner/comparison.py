@@ -15,7 +15,7 @@ import json
 import os
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,12 +37,12 @@ from colonnade.planner.memory import Memory
 from colonnade.planner.paper import walk
 from colonnade.planner.predict import predict
 from colonnade.planner.ranks import table
+from colonnade.train.beginning import Course
 from colonnade.train.corpus import Corpus, curriculum_of
 from colonnade.train.lines import object_in, step_in
 from colonnade.train.loop import Banner
 from colonnade.train.monitor import METRICS
 from colonnade.train.products import Decision
-from colonnade.train.rollback import Rollback
 from colonnade.train.run_folder import checkpoints
 
 PREDICTION, COMPARISON = "prediction.json", "comparison.json"
@@ -50,7 +50,7 @@ DEVICES = {"H100": "h100", "H200": "h100", "A100": "a100-80gb", "V100": "v100-dg
 """Bundled machines by a part of a GPU's name."""
 WALKED = 32
 """Micro-batches of gpipe up to which a run's start predicts more than memory: 13 s for 64 of a model of 24 layers."""
-Describe = Callable[[Config, Mesh, torch.device, Corpus, Decision, Config, Memory, Sequence[Rollback]], Banner]
+Describe = Callable[[Course, Mesh, torch.device, Corpus, Decision, Memory], Banner]
 Within = Callable[[Config, int, Mesh, torch.device], AbstractContextManager[None]]
 
 
@@ -71,23 +71,15 @@ class Watcher:
     _earlier: bytes | None = None
     """The comparison of an earlier start."""
 
-    def banner(
-        self,
-        config: Config,
-        mesh: Mesh,
-        device: torch.device,
-        corpus: Corpus,
-        decision: Decision,
-        whole: Config,
-        returns: Sequence[Rollback] = (),
-    ) -> Banner:
-        """As `describe` says; rank 0 writes its prediction, of what is in force (`config`). One rank of each stage
-        predicts what all of its ranks take; the others' descriptions, which nobody reads, tell of none.
+    def banner(self, course: Course, mesh: Mesh, device: torch.device, corpus: Corpus, decision: Decision) -> Banner:
+        """As `describe` says; rank 0 writes its prediction, of what is in force where the run goes on. One rank of each
+        stage predicts what all of its ranks take; the others' descriptions, which nobody reads, tell of none.
         """
+        config = course.now
         own, first = Memory(0, 0, 0, 0, 0, 0), mesh.tp.rank == mesh.dp.rank == 0
         if first:
             own = predict(config, corpus.vocab_size, stage=mesh.pp.rank, device=device, products=decision.products)
-        found = self.describe(config, mesh, device, corpus, decision, whole, own, returns)
+        found = self.describe(course, mesh, device, corpus, decision, own)
         if self.active and mesh.rank == 0:
             self._tokens = config.train.global_batch_size * config.model.sample_length
             self._predicted = prediction(config, corpus.vocab_size, device, decision, own)

@@ -6,7 +6,7 @@ main ─▶ join the ranks ─▶ folder, data, state, newest checkpoint ─▶ 
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +30,7 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.train import damaged, init_from, recovery, reference, run_folder, taught
-from colonnade.train.beginning import beginning_of, course_of
+from colonnade.train.beginning import Course, beginning_of, course_of
 from colonnade.train.best import LOSS, evaluations_since_best, none_better
 from colonnade.train.change import as_it_began
 from colonnade.train.corpus import Corpus, check_evaluations, open_together
@@ -45,7 +45,6 @@ from colonnade.train.products import Decision, settle
 from colonnade.train.profile import Profile
 from colonnade.train.read_ahead import ReadAhead, pays
 from colonnade.train.repair import Repair
-from colonnade.train.rollback import Rollback
 from colonnade.train.save_retries import SaveRetries
 from colonnade.train.slow_ranks import SlowRanks
 from colonnade.train.state import TrainState, build_state
@@ -96,7 +95,7 @@ class Run:
 
 def main(
     config: Config,
-    banner: Callable[[Config, Mesh, torch.device, Corpus, Decision, Config, Sequence[Rollback]], Banner],
+    banner: Callable[[Course, Mesh, torch.device, Corpus, Decision], Banner],
     within: Callable[[Config, int, Mesh, torch.device], AbstractContextManager[None]] = lambda *_: nullcontext(),
     *,
     dry_run: bool = False,
@@ -105,8 +104,8 @@ def main(
 ) -> None:
     """Train as `config` says, as one rank of its layout; every rank calls this. `dry_run`: stop before the state is
     made; nothing is written. `profile`: steps to be timed in all their parts. `again`: reads the configuration once
-    more when ranks are together, with what rank 0 has fetched by then. `banner`, which every rank calls, describes what
-    is in force and the whole run. It predicts, and `within` (`planner.memory_limit`) tells of memory: of higher floors.
+    more when ranks are together, with what rank 0 has fetched by then. `banner`, which every rank calls, describes the
+    run and predicts it, and `within` (`planner.memory_limit`) tells of memory: both are of higher floors.
     """
     layout = Layout(tp=config.parallel.tp, pp=config.parallel.pp, dp=config.parallel.dp)
     train = config.train
@@ -134,7 +133,7 @@ def main(
             if mesh.rank == 0 and not dry_run:
                 run_folder.occupy(config)
             course = course_of(config, corpus, mesh.world)
-            summary = banner(course.now, mesh, device, corpus, decision, course.whole, course.returns)
+            summary = banner(course, mesh, device, corpus, decision)
             monitor.say(summary.text)
             on_all_ranks(summary.check, mesh.world)
             if dry_run:
