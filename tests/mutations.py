@@ -10588,6 +10588,20 @@ MUTATIONS = [
         "    if not begins:\n        _check_adapters(",
         ("tests/train/test_lora.py",),
     ),
+    Mutation(
+        "a job that somebody has cancelled is queued again",
+        "launch/slurm.py",
+        "[[ $job =~ JobState=(COMPLETING|CANCELLED) && $job != *Reason=TimeLimit* ]]",
+        "false",
+        ("tests/launch/test_slurm.py",),
+    ),
+    Mutation(
+        "a step of Slurm has one core, whatever its job has",
+        "launch/slurm.py",
+        "srun --kill-on-bad-exit=1 --cpus-per-task={cpus}",
+        "srun --kill-on-bad-exit=1",
+        ("tests/launch/test_slurm.py",),
+    ),
 ]
 
 

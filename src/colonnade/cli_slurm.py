@@ -11,6 +11,9 @@ from colonnade.config.numbers import counted
 from colonnade.errors import ConfigError
 from colonnade.outputs import check_output, write_output
 
+BESIDE_A_GPU = 4
+"""Cores of a rank: its main thread, that of backward passes, those that read and save, and NCCL's."""
+
 
 def slurm(
     config: Annotated[Path, typer.Argument(help="Configuration file (.toml).", show_default=False)],
@@ -24,6 +27,12 @@ def slurm(
     ] = None,
     ranks_per_node: Annotated[
         int | None, typer.Option(help="Instead: ranks of a machine without GPUs.", min=1, show_default=False)
+    ] = None,
+    cpus_per_rank: Annotated[
+        int | None,
+        typer.Option(
+            help="Cores of a rank.  [default: 4 beside a GPU, else train.threads or 1]", min=1, show_default=False
+        ),
     ] = None,
     time: Annotated[str, typer.Option(help="Limit, as Slurm takes it: 24:00:00, 2-12:00:00.")] = "24:00:00",
     margin: Annotated[int, typer.Option(help="[seconds] Before the limit the run saves and leaves.", min=10)] = 300,
@@ -50,6 +59,7 @@ def slurm(
         gpus_per_node or ranks_per_node or 1,
         time,
         gpus=gpus_per_node is not None,
+        cpus_per_rank=cpus_per_rank or (BESIDE_A_GPU if gpus_per_node else settings.train.threads or 1),
         margin=margin,
         array=array,
         partition=partition,

@@ -71,11 +71,21 @@ def test_what_is_asked_for(settings: Config) -> None:
 @pytest.mark.parametrize(
     ("job", "asked"),
     [
-        (GPUS, ["gpus-per-node=8", "time=24:00:00", "signal=B:USR1@300", "output=runs/%x-%j.log", "open-mode=append"]),
         (
-            Job(4, 4, "90", gpus=False, margin=60, array="1-4", account="ada"),
+            GPUS,
             [
-                *("cpus-per-task=4", "time=90", "signal=B:USR1@60", "output=./%x-%A-%a.log", "open-mode=append"),
+                "gpus-per-node=8",
+                "cpus-per-task=8",
+                "time=24:00:00",
+                "signal=B:USR1@300",
+                "output=runs/%x-%j.log",
+                "open-mode=append",
+            ],
+        ),
+        (
+            Job(4, 4, "90", gpus=False, cpus_per_rank=3, margin=60, array="1-4", account="ada"),
+            [
+                *("cpus-per-task=12", "time=90", "signal=B:USR1@60", "output=./%x-%A-%a.log", "open-mode=append"),
                 *("array=1-4%1", "account=ada"),
             ],
         ),
@@ -86,6 +96,10 @@ def test_one_task_on_each_node_starts_its_ranks(settings: Config, job: Job, aske
     lines = script(settings, job, ["books.toml"], "python").splitlines()
     options = [line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")]
     assert options == [f"job-name={job.name}", f"nodes={job.nodes}", "ntasks-per-node=1", *asked, "requeue"]
+    cpus = next(option for option in options if option.startswith("cpus-per-task"))
+    assert [line for line in lines if line.startswith("srun ")] == [
+        f'srun --kill-on-bad-exit=1 --{cpus} "$python" -m torch.distributed.run \\'
+    ], "a step has one core of a job's, where srun is not told"
 
 
 @pytest.mark.parametrize("gpus", [True, False])
@@ -199,21 +213,48 @@ exit 1
         ('mkdir -p "$RUN/checkpoints/step_00000010"; exit 1', 1, True),
         ('touch "$RUN/stop"; mkdir -p "$RUN/checkpoints/step_00000010"; exit 1', 1, False),
         (ASKED_TO_LEAVE, 99, True),
-        (ASKED_TO_LEAVE.replace("-USR1", "-TERM"), 99, True),  # on preemption
+        (ASKED_TO_LEAVE.replace("-USR1", "-TERM"), 99, True),
     ],
 )
 def test_what_is_queued_again(config: Path, tmp_path: Path, srun: str, status: int, requeued: bool) -> None:
+    assert ended(config, tmp_path, srun) == (status, requeued)
+
+
+@pytest.mark.parametrize(
+    ("said", "requeued"),
+    [
+        ("JobState=COMPLETING Reason=None PreemptTime=None", False),
+        ("JobState=COMPLETING Reason=TimeLimit", True),
+        ("JobState=COMPLETING Reason=None PreemptTime=2026-11-29T17:38:45", True),
+    ],
+    ids=["cancelled", "at its limit", "preempted"],
+)
+def test_a_job_that_is_cancelled_does_not_come_back(config: Path, tmp_path: Path, said: str, requeued: bool) -> None:
+    """As Slurm 22.05 shows a job that it is ending, and whose ranks have saved and left meanwhile."""
+    assert ended(config, tmp_path, ASKED_TO_LEAVE.replace("-USR1", "-TERM"), said)[1] == requeued
+
+
+def test_a_job_that_is_preempted_before_its_first_step_comes_back(config: Path, tmp_path: Path) -> None:
+    assert ended(config, tmp_path, "exit 1", "JobState=RUNNING Reason=None PreemptTime=2026-11-29T17:38:45") == (
+        1,
+        True,
+    )
+
+
+def ended(config: Path, tmp_path: Path, srun: str, said: str = "JobState=RUNNING Reason=None") -> tuple[int, bool]:
+    """(exit status of the script, whether its job is queued again), with such an srun and a job that Slurm shows so."""
     run, programs = tmp_path / "run", tmp_path / "bin"
     programs.mkdir()
     run.mkdir()
     (run / "leave").touch()  # of the job before, as the next line
     (run / "ended.json").write_text('{"run": "6.0", "status": 99, "why": ""}')
     queued = tmp_path / "queued"
-    for name, body in (("srun", srun), ("scontrol", f'[ "$1" = requeue ] && echo "$2" >> {queued}; echo node1')):
+    shown = f'if [ "$1 $2" = "show job" ]; then echo "JobId=$3 {said}"; else echo node1; fi'
+    for name, body in (("srun", srun), ("scontrol", f'[ "$1" = requeue ] && echo "$2" >> {queued}; {shown}')):
         (programs / name).write_text(f"#!/bin/bash\n{body}\n")
         (programs / name).chmod(stat.S_IRWXU)
     text = script(load(config, [f"run.folder={run}"]), Job(1, 1, "60", gpus=False), [str(config)], sys.executable)
     variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NUM_NODES": "1", "RUN": str(run)}
     path = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", text], env={**os.environ, **variables, **path}, check=False, timeout=60)
-    assert done.returncode == status and queued.exists() == requeued
+    return done.returncode, queued.exists()

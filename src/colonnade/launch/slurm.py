@@ -4,8 +4,8 @@
                  │ a signal before the time is over: run.folder/leave, so that the run saves and leaves
                  └ behind it: queued again where the run is to go on
 
-Queued again is what has left to be gone on with (status 99), and what has failed after a new checkpoint: a failure
-without one would come again.
+Queued again is what has left to be gone on with (status 99), what was preempted, and what has failed after a new
+checkpoint: a failure without one would come again. A job that somebody has cancelled is not.
 """
 
 import re
@@ -33,6 +33,8 @@ class Job:
     time: str
     """As Slurm takes it: minutes, hours:minutes:seconds, days-hours, …"""
     gpus: bool = True
+    cpus_per_rank: int = 1
+    """Cores. Slurm gives a job one, where nothing asks for more."""
     margin: int = 300
     """[seconds] Between the signal and the end: for a step and a save."""
     array: str = ""
@@ -46,6 +48,10 @@ class Job:
     @property
     def num_ranks(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    @property
+    def cpus_per_node(self) -> int:
+        return self.ranks_per_node * self.cpus_per_rank
 
 
 def seconds_of(time: str) -> int | None:
@@ -122,7 +128,8 @@ def _directives(job: Job) -> Iterator[str]:
         "job-name": job.name,
         "nodes": job.nodes,
         "ntasks-per-node": 1,
-        **({"gpus-per-node": job.ranks_per_node} if job.gpus else {"cpus-per-task": job.ranks_per_node}),
+        **({"gpus-per-node": job.ranks_per_node} if job.gpus else {}),
+        "cpus-per-task": job.cpus_per_node,
         "time": job.time,
         "signal": f"B:USR1@{job.margin}",
         "output": f"{job.logs.replace('%', '%%')}/{logged}",
@@ -141,6 +148,7 @@ def _values(config: Config, job: Job, arguments: Sequence[str], python: str) -> 
         "run": shlex.quote(config.run.folder),
         "python": shlex.quote(python),
         "ranks": job.ranks_per_node,
+        "cpus": job.cpus_per_node,
         "restarts": config.restarts.limit,
         "train": shlex.join(["train", *arguments]),
         "unfinished": UNFINISHED,
@@ -159,10 +167,10 @@ before=$(newest)
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 20000))
 
-# Before the time is over, or on preemption: save, and leave. srun itself ignores the signals.
+# Before the time is over, or where Slurm ends the job: save, and leave. srun itself ignores the signals.
 trap 'touch "$run/leave"' USR1 TERM
 
-srun --kill-on-bad-exit=1 "$python" -m torch.distributed.run \
+srun --kill-on-bad-exit=1 --cpus-per-task={cpus} "$python" -m torch.distributed.run \
   --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node={ranks} --max-restarts={restarts} \
   --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}" --rdzv-endpoint="$head:$port" \
   -m colonnade {train} &
@@ -171,9 +179,14 @@ wait "$pid"; status=$?
 while kill -0 "$pid" 2>/dev/null; do wait "$pid"; status=$?; done  # a signal ends a wait, not the run
 
 [ "$status" -eq 0 ] && exit 0
+# Slurm is ending the job: at its limit, for another one (preempted), or because somebody has cancelled or requeued it.
+job=$(scontrol show job "$SLURM_JOB_ID")
+preempted() {{ [[ $job =~ PreemptTime=[0-9] ]]; }}
+[[ $job =~ JobState=(COMPLETING|CANCELLED) && $job != *Reason=TimeLimit* ]] && ! preempted && exit "$status"
+
 ended=$(sed -n 's/.*"status": \([0-9]*\).*/\1/p' "$run/ended.json" 2>/dev/null)
 [ -e "$run/stop" ] && exit "$status"
-if [ "$ended" = {unfinished} ] || {{ [ -z "$ended" ] && [ "$(newest)" != "$before" ]; }}; then
+if preempted || [ "$ended" = {unfinished} ] || {{ [ -z "$ended" ] && [ "$(newest)" != "$before" ]; }}; then
   {again}
 fi
 exit "${{ended:-$status}}"
