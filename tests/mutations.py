@@ -6392,6 +6392,13 @@ MUTATIONS = [
         ("tests/pipeline/test_chunk.py",),
     ),
     Mutation(
+        "rare data sets of a blend, and those beside them, give in one pass what is due to them",
+        "data/blend.py",
+        "return due if isinstance(self._mixed, _Fair) else min(due, self._mixed.length(sizes))",
+        "return due",
+        ("tests/data/test_blend.py",),
+    ),
+    Mutation(
         "behind a rare sample of a blend the frequent data sets skip one",
         "data/blend.py",
         "inner = order.locate((before if rare else positions - before)[chosen])",

@@ -80,6 +80,24 @@ def test_a_rare_data_set_comes_when_half_of_a_sample_is_due() -> None:
     assert largest_error(blend, 5 * 10**8 - 1_000, LENGTH) < 0.501
 
 
+@pytest.mark.parametrize(
+    ("weights", "sizes", "length"),
+    [
+        ([57, 205, 1, 4], [46, 60, 37, 34], 77),  # due 78, of which the second has 61
+        ([1000, 5, 5, 2], [10**6, 4, 4, 3], 801),  # due 809, of which a rare one has 5
+        ([1000, 1], [10**6, 3], 3003),  # as many as are due
+    ],
+)
+def test_no_data_set_begins_again_within_the_length_where_some_are_rare(
+    weights: list[int], sizes: list[int], length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blend_module, "_SHORTEST_BLOCK", 32)
+    monkeypatch.setattr(blend_module, "_LONGEST_BLOCK", 64)
+    blend = Blend(weights)
+    assert blend.length(sizes) == length
+    assert (blend.counts(length) <= sizes).all()
+
+
 @settings(max_examples=40, deadline=None)
 @given(weights_, places)
 def test_each_sample_of_each_data_set_comes_once_and_in_turn(weights: list[int], start: int) -> None:

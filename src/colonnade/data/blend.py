@@ -81,8 +81,9 @@ class Blend:
         return self._mixed.counts(position)
 
     def length(self, sizes: Sequence[int]) -> int:
-        """Positions before the first of the data sets, of so many samples, begins again."""
-        return min(size * self.total // weight for size, weight in zip(sizes, self.weights, strict=True))
+        """Positions before the first of the data sets, of so many samples, begins again: as many as are due."""
+        due = min(size * self.total // weight for size, weight in zip(sizes, self.weights, strict=True))
+        return due if isinstance(self._mixed, _Fair) else min(due, self._mixed.length(sizes))
 
 
 def whole_weights(weights: Sequence[float | int | Fraction]) -> tuple[int, ...]:
@@ -195,6 +196,19 @@ class _WithRare:
         for group, order, number in zip(self._groups, self._orders, (position - rare, rare), strict=True):
             counts[group] = order.counts(number)
         return counts
+
+    def length(self, sizes: Sequence[int]) -> int:
+        """Positions before one of the two orders has gone through as many as its data sets, of so many samples, give
+        it.
+        """
+        frequent, rare = (
+            order.length([sizes[i] for i in group]) for group, order in zip(self._groups, self._orders, strict=True)
+        )
+        ends: tuple[int, int] = (
+            (2 * frequent + 1) * self._total // (2 * (self._total - self._rare)),
+            ((2 * rare + 1) * self._total - 1) // (2 * self._rare),
+        )
+        return min(ends)
 
     def _num_rare(self, positions: Integers) -> Integers:
         """Positions before each that belong to rare data sets: what is due, to the nearest whole."""
