@@ -6842,7 +6842,7 @@ MUTATIONS = [
     Mutation(
         "a Parquet file of several batches has the first ones again",
         "corpus/write.py",
-        "schema=self._schema))\n        self._rows = []",
+        "schema=self._schema))\n        self._rows, self._characters = [], 0",
         "schema=self._schema))",
         ("tests/corpus/test_write.py",),
     ),

@@ -109,6 +109,17 @@ def test_a_table_of_several_batches_has_every_document_once(run: Run, write_line
     assert [file.metadata.row_group(group).num_rows for group in range(3)] == [512, 512, 76]
 
 
+def test_a_batch_of_a_table_holds_no_more_long_documents_than_memory_takes(
+    run: Run, write_lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("colonnade.corpus.write._BATCH_CHARACTERS", 100)
+    rows = [{"text": "x" * 60}, {"text": "y" * 60}, {"text": "z", "odd": "o" * 120}, {"text": "end"}]
+    table = run(write_lines("in.jsonl", rows), write={"format": "parquet"})
+    file = pq.ParquetFile(table.folder / "train" / "00000.parquet")
+    assert [row["text"] for row in file.read().to_pylist()] == [row["text"] for row in rows]
+    assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [2, 1, 1]
+
+
 def test_a_gz_file_does_not_tell_when_it_was_written(run: Run, write_lines: Any) -> None:
     """A recipe gives the same bytes at any time: the four that gzip has for the time are zero."""
     result = run(write_lines("in.jsonl", ["one", "two"]), write={"compression": "gz"})

@@ -20,7 +20,7 @@ from colonnade.corpus.spool import json_line
 from colonnade.corpus.step import Setting, Step
 from colonnade.corpus.tally import Account, Amount
 
-_BATCH = 512
+_BATCH_ROWS, _BATCH_CHARACTERS = 512, 256 << 20
 
 
 class Sink(Protocol):
@@ -132,18 +132,19 @@ class _Table:
         self._schema = self._arrow.schema([(key, self._TYPES.get(key, "string")) for key in keys])
         kind = {"none": "none", "gz": "gzip", "zst": "zstd"}[compression]
         self._writer = parquet.ParquetWriter(raw, self._schema, compression=kind)
-        self._rows: list[dict[str, Any]] = []
+        self._rows, self._characters = list[dict[str, Any]](), 0
 
     def write(self, row: dict[str, Any]) -> None:
         if "metadata" in row:
             row = {**row, "metadata": json.dumps(row["metadata"], allow_nan=False, default=str)}
         self._rows.append(row)
-        if len(self._rows) >= _BATCH:
+        self._characters += len(row["text"]) + len(row.get("metadata", ""))
+        if len(self._rows) >= _BATCH_ROWS or self._characters >= _BATCH_CHARACTERS:
             self.flush()
 
     def flush(self) -> None:
         self._writer.write_table(self._arrow.Table.from_pylist(self._rows, schema=self._schema))
-        self._rows = []
+        self._rows, self._characters = [], 0
 
     def close(self) -> None:
         self.flush()
