@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from colonnade.corpus.manifest import inputs, parts
+from colonnade.corpus.manifest import entries, parts
 from colonnade.corpus.tally import Tally
 
 
@@ -30,8 +30,7 @@ def test_documents_of_a_part_whose_tokens_nobody_has_counted_are_told() -> None:
     }
 
 
-def test_inputs_are_in_the_order_in_which_tasks_read_them() -> None:
-    total = Tally(
-        metadata={"00001": [{"path": "b"}, {"path": "c"}], "00002": [{"path": "d"}], "00000": [{"path": "a"}]}
-    )
-    assert [entry["path"] for entry in inputs(total)] == ["a", "b", "c", "d"]
+def test_files_are_in_the_order_of_their_tasks_however_many_these_are() -> None:
+    by_task = {"00001": "bc", "100000": "f", "99999": "e", "00002": "d", "00000": "a"}
+    total = Tally(metadata={task: [{"path": path} for path in paths] for task, paths in by_task.items()})
+    assert "".join(entry["path"] for entry in entries(total)) == "abcdef"

@@ -38,6 +38,12 @@ def test_each_reason_has_samples_of_its_own(tmp_path: Path) -> None:
     assert task == 3 and listed == {"short": ["d0", "d1"], "long": ["d3"]}
 
 
+def test_counts_of_more_tasks_than_their_names_have_digits_for_are_in_the_order_of_tasks(tmp_path: Path) -> None:
+    for task in (100_000, 99_999, 10_001, 2):
+        Account(tmp_path, "filter", task, samples=0).close()
+    assert [task for task, _ in read_tallies(tmp_path, "filter")] == [2, 10_001, 99_999, 100_000]
+
+
 def test_documents_whose_tokens_nobody_has_counted_add_up() -> None:
     one, other = Tally(), Tally()
     one.drop("short", 10)

@@ -49,6 +49,14 @@ def test_segments_come_in_the_order_in_which_they_were_stored(tmp_path: Path) ->
     assert folder.open("another run") == [] == folder.paths()
 
 
+def test_a_million_segments_and_more_are_in_their_order(tmp_path: Path) -> None:
+    folder = SegmentFolder(tmp_path)
+    numbers = [2, 100_001, 999_999, 1_000_000]
+    for number in numbers:
+        segment(number).store(tmp_path / f"{number:06d}.segment")
+    assert [header_of(path).empty for path in folder.paths()] == numbers
+
+
 def test_a_run_goes_on_before_the_first_file_that_was_not_given(tmp_path: Path) -> None:
     folder = SegmentFolder(tmp_path / "a.unfinished")
     folder.open("this run")

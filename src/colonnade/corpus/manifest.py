@@ -61,13 +61,13 @@ def manifest(recipe: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
     """The content of manifest.json. It has no times in it: the same run gives the same bytes."""
     tallies = {step: [tally for _, tally in read_tallies(folder, step)] for step in STEPS}
     totals = {step: merged(found, samples=_SAMPLES) for step, found in tallies.items() if found}
-    outputs = [entry for _, entries in sorted(totals["write"].metadata.items()) for entry in entries]
+    outputs = entries(totals["write"])
     return {
         "colonnade": COMMAND,
         "identity": plan.identity,
         "versions": versions(recipe),
         "recipe": hidden(recipe.model_dump(mode="json", exclude_none=True)),
-        "inputs": inputs(totals["read"]),
+        "inputs": entries(totals["read"]),
         "left_aside": dict(plan.left_aside),
         "steps": {
             step: {key: value for key, value in total.as_json().items() if key != "facts"}
@@ -94,9 +94,10 @@ def duplicates(how: DeduplicateStep, folder: Path) -> dict[str, Any]:
     return found
 
 
-def inputs(total: Tally) -> list[dict[str, Any]]:
-    """One entry for each split that was read, in order."""
-    return [entry for _, entries in sorted(total.metadata.items()) for entry in entries]
+def entries(total: Tally) -> list[dict[str, Any]]:
+    """One entry for each split that was read, or for each file that was written, in the order of tasks."""
+    in_order = sorted(total.metadata.items(), key=lambda found: int(found[0]))
+    return [entry for _, of_task in in_order for entry in of_task]
 
 
 def parts(outputs: list[dict[str, Any]]) -> dict[str, dict[str, int]]:

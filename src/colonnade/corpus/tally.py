@@ -157,7 +157,8 @@ def tally_path(folder: Path, step: str, task: int) -> Path:
 
 def read_tallies(folder: Path, step: str) -> Iterator[tuple[int, Tally]]:
     """(task, its counts) of a step, in order."""
-    for path in sorted((folder / "state" / "tallies" / step).glob("*.json")):
+    paths = (folder / "state" / "tallies" / step).glob("*.json")
+    for path in sorted(paths, key=lambda path: int(path.stem)):  # names of more than 99,999 tasks are in another order
         yield int(path.stem), Tally.from_json(json.loads(path.read_bytes()))
 
 

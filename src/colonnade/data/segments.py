@@ -135,7 +135,8 @@ class SegmentFolder:
 
     def paths(self) -> list[Path]:
         """The segments, in order."""
-        return sorted(path for path in self._folder.glob(f"*{ENDING}") if re.fullmatch(r"\d+", path.stem))
+        found = (path for path in self._folder.glob(f"*{ENDING}") if re.fullmatch(r"\d+", path.stem))
+        return sorted(found, key=lambda path: int(path.stem))
 
     def store(self, segment: Segment) -> None:
         """Writes the next segment."""
