@@ -105,9 +105,12 @@ def test_a_decoder_begins_with_the_token_that_it_was_published_with(
     saved(tmp_path / "theirs", "t5")
     file = tmp_path / "theirs" / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "pad_token_id": 3, "decoder_start_token_id": said}))
+    (tmp_path / "theirs" / "generation_config.json").unlink()
     converted(tmp_path / "theirs", tmp_path / "ours")
     converted(tmp_path / "ours", tmp_path / "back")
     assert json.loads((tmp_path / "back" / "config.json").read_text())["decoder_start_token_id"] == kept
+    generation = transformers.GenerationConfig.from_pretrained(tmp_path / "back")
+    assert (generation.decoder_start_token_id, generation.eos_token_id, generation.pad_token_id) == (kept, 1, 3)
     assert open_trained(tmp_path / "ours", Mesh(), torch.device("cpu")).stages.start == used
 
 

@@ -151,8 +151,8 @@ def _beside(it: Opened, files: list[PlannedFile], dtype: torch.dtype) -> dict[st
     if it.tokenizer is not None:
         texts["tokenizer.json"] = _tokenizer_json(it, it.tokenizer)
         texts[TOKENIZER_CONFIG] = _json(_tokenizer_config(it, it.tokenizer, ids))
-    if it.config.model.is_causal:
-        texts[GENERATION_CONFIG] = _json(_generation(it, ids))
+    if it.config.model.is_causal or it.family.has_decoder:
+        texts[GENERATION_CONFIG] = _json(_generation(it, ids | start))
     for name in BESIDE:
         if name in it.manifest.files:
             text = text_of(it.path, it.manifest, name)
