@@ -354,6 +354,18 @@ def test_another_module_that_is_missing_is_not_taken_for_the_harness(monkeypatch
         main()
 
 
+def test_ctrl_c_ends_the_harness_as_our_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130 and capsys.readouterr().err == ""
+
+
 def test_its_command_may_open_as_many_files_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(process, "allow_open_files", lambda: asked.append("files"))

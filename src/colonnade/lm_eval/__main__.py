@@ -6,12 +6,15 @@ from colonnade.errors import mistake
 from colonnade.launch import process
 from colonnade.serving.ranks import RanksEnded
 
-USER_MISTAKE = 2
+USER_MISTAKE, INTERRUPTED = 2, 130
 NOT_INSTALLED = "the lm-evaluation-harness is not installed. Run `pip install 'colonnade[lm-eval]'`."
 
 
 def main() -> None:
-    """Runs the harness. A user's mistake with our model is one message on standard error and exit status 2."""
+    """Runs the harness. A user's mistake with our model is one message on standard error and exit status 2; Ctrl-C ends
+    it with 130.
+    """
+    process.hear_ctrl_c()
     process.allow_open_files()
     try:
         from lm_eval.__main__ import cli_evaluate
@@ -24,6 +27,8 @@ def main() -> None:
         sys.exit(USER_MISTAKE)
     try:
         cli_evaluate()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except RanksEnded:
         sys.exit(USER_MISTAKE)  # they have said why
     except Exception as error:
