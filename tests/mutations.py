@@ -7171,7 +7171,7 @@ MUTATIONS = [
     Mutation(
         "-1 in a table is a label",
         "examples/glue.py",
-        'if label is None or label in (-1, "-1"):',
+        'if label is None or label in (-1, "-1", "-1.0"):',
         "if label is None or label == -1:",
         ("tests/examples/test_glue.py",),
     ),

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from colonnade.corpus.documents import Rejected
@@ -160,6 +162,37 @@ def test_scores_are_kept_to_three_digits(score: str, tmp_path: Path) -> None:
     assert FORMATS["stsb"].fields.scale == 1000 and FORMATS["sst2"].fields.scale == 1
 
 
+HUB = {
+    "mnli": {"premise": ["A dog ran.", "A film."], "hypothesis": ["A dog.", "A book."], "label": [2, -1]},
+    "mrpc": {"sentence1": ["A dog ran.", "A film."], "sentence2": ["A dog.", "A book."], "label": [1, -1]},
+    "qqp": {"question1": ["A dog ran.", "A film."], "question2": ["A dog.", "A book."], "label": [1, -1]},
+    "stsb": {"sentence1": ["A dog ran.", "A film."], "sentence2": ["A dog.", "A book."], "label": [3.667, -1.0]},
+}
+"""Rows as `datasets` exports them from Hugging Face's data set; the second of each as in its test sets."""
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize("task", HUB)
+def test_reads_what_is_exported_from_hugging_faces_data_set(task: str, suffix: str, tmp_path: Path) -> None:
+    columns = HUB[task] | {"idx": [0, 1]}
+    path, rows = tmp_path / f"rows.{suffix}", list(zip(*columns.values(), strict=True))
+    if suffix == "parquet":
+        pq.write_table(pa.table(columns), path)
+    elif suffix == "jsonl":
+        path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
+    else:
+        path.write_text("".join("\t".join(map(str, row)) + "\n" for row in [list(columns), *rows]))
+    label = 3667 if task == "stsb" else columns["label"][0]
+    expected = [Texts(("A dog ran.", "A dog."), (label,)), Texts(("A film.", "A book."), ())]
+    assert list(FORMATS[task].read(path)) == expected
+
+
+def test_a_table_that_is_no_parquet_is_told(tmp_path: Path) -> None:
+    path = written(tmp_path, "sentence\tlabel\n", "rows.parquet")
+    with pytest.raises(DataError, match=r"rows\.parquet, behind record 0: no Parquet \(.*\)\. It may be of another"):
+        list(FORMATS["sst2"].read(path))
+
+
 def test_an_example_that_annotators_did_not_agree_on_is_left_out(tmp_path: Path) -> None:
     (bad,) = FORMATS["mnli"].read(written(tmp_path, "sentence1\tsentence2\tgold_label\na\tb\t-\n"))
     assert isinstance(bad, Rejected)
@@ -266,7 +299,7 @@ def test_however_many_rows_are_tokenized_together_all_are_stored_in_order(
 def test_a_table_of_another_form_is_to_be_converted(words: Tokenizer, tmp_path: Path) -> None:
     """Under another name alone it would be a table of one column."""
     (tmp_path / "sst.csv").write_text('sentence,label\n"it was good",1\n')
-    told = r"sst\.csv: examples of sst2 are read from \.tsv, \.json and \.jsonl\. Convert it to one of them, or rename"
+    told = r"sst\.csv: examples of sst2 are read from \.tsv, .* and \.parquet\. Convert it to one of them, or rename"
     with pytest.raises(DataError, match=told):
         make_examples(FORMATS["sst2"], [tmp_path / "sst.csv"], tmp_path / "sst", words)
 

@@ -1,10 +1,10 @@
 """GLUE's tasks: one text or two with a label, or with a score.
 
-    .tsv            GLUE's own columns (Wang et al., "GLUE", 2019; https://gluebenchmark.com/tasks)
-    .json .jsonl    records with text_a, text_b and label, or with the columns of the .tsv
+    .tsv                     GLUE's own columns (Wang et al., "GLUE", 2019; https://gluebenchmark.com/tasks)
+    .json .jsonl .parquet    records with text_a, text_b and label, or with the columns of the .tsv
 
-Labels are numbered as in the `glue` data set of Hugging Face. A file without a column of labels, as the test sets are,
-gives examples without labels.
+Labels are numbered as in the `glue` data set of Hugging Face, whose columns are read in all of them. A file without a
+column of labels, as the test sets are, gives examples without labels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from colonnade.data.sidecar import ExampleFields
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.examples.format import Document, Texts, encode_texts
-from colonnade.examples.rows import OTHER_FORM, Row, json_rows, tsv_rows
+from colonnade.examples.rows import OTHER_FORM, Row, json_rows, parquet_rows, tsv_rows
 
 SCORES = 1000
 """Scores are stored in thousandths."""
@@ -40,6 +40,8 @@ class GlueFormat:
     """By their number; none: a score."""
     highest: float = 5.0
     """Scores go from 0 to this."""
+    on_the_hub: tuple[str, ...] = ()
+    """Columns of the texts in Hugging Face's data set, where they have other names there."""
     headless: tuple[str, ...] | None = None
     """Columns of a .tsv without a line that names them."""
 
@@ -53,29 +55,36 @@ class GlueFormat:
         return ExampleFields(self.name, "classification", texts, self.labels, 1 if self.labels else SCORES)
 
     def read(self, path: Path) -> Iterator[Texts | Rejected]:
-        if path.suffix not in (".tsv", ".txt", ".json", ".jsonl"):
-            raise DataError(f"{path}: examples of {self.name} are read from .tsv, .json and .jsonl. {OTHER_FORM}")
-        rows = json_rows(path) if path.suffix.startswith(".json") else tsv_rows(path, self.headless)
+        match path.suffix:
+            case ".tsv" | ".txt":
+                rows = tsv_rows(path, self.headless)
+            case ".json" | ".jsonl":
+                rows = json_rows(path)
+            case ".parquet":
+                rows = parquet_rows(path)
+            case _:
+                kinds = ".tsv, .json, .jsonl and .parquet"
+                raise DataError(f"{path}: examples of {self.name} are read from {kinds}. {OTHER_FORM}")
         return (row if isinstance(row, Rejected) else self._example(row) for row in rows)
 
     def encode(self, examples: Sequence[Texts], tokenizer: Tokenizer) -> Iterable[Document]:
         return encode_texts(examples, tokenizer)
 
     def _example(self, row: Row) -> Texts | Rejected:
-        plain = "text_a" in row.values
-        columns = _PLAIN[: len(self.texts)] if plain else self.texts
+        plain = _PLAIN[: len(self.texts)]
+        columns = next((each for each in (plain, self.on_the_hub) if row.values.keys() & {*each[:1]}), self.texts)
         missing = [column for column in columns if not isinstance(row.values.get(column), str)]
         if missing:
             return row.rejected(f"no text in {' and '.join(missing)}; its columns are {', '.join(row.values)}")
         texts = tuple(row.values[column].strip() for column in columns)
         if not any(texts):
             return row.rejected("all its texts are empty")
-        numbers = self._numbers(row.values.get("label" if plain else self.label, row.values.get("label")))
+        numbers = self._numbers(row.values.get("label" if columns == plain else self.label, row.values.get("label")))
         return row.rejected(numbers) if isinstance(numbers, str) else Texts(texts, numbers)
 
     def _numbers(self, label: Any) -> tuple[int, ...] | str:
         """What is stored of a label or score, or why it is none."""
-        if label is None or label in (-1, "-1"):
+        if label is None or label in (-1, "-1", "-1.0"):
             return ()
         if label == _NO_GOLD:
             return f'no gold label ("{_NO_GOLD}"): its annotators did not agree'
@@ -105,10 +114,16 @@ GLUE = (
         "cola", ("sentence",), "label", ("unacceptable", "acceptable"), headless=("source", "label", "star", "sentence")
     ),
     GlueFormat("sst2", ("sentence",), "label", ("negative", "positive")),
-    GlueFormat("mrpc", ("#1 String", "#2 String"), "Quality", ("not_equivalent", "equivalent")),
+    GlueFormat("mrpc", ("#1 String", "#2 String"), "Quality", ("not_equivalent", "equivalent"), on_the_hub=_SENTENCES),
     GlueFormat("stsb", _SENTENCES, "score"),
     GlueFormat("qqp", ("question1", "question2"), "is_duplicate", ("not_duplicate", "duplicate")),
-    GlueFormat("mnli", _SENTENCES, "gold_label", ("entailment", "neutral", "contradiction")),
+    GlueFormat(
+        "mnli",
+        _SENTENCES,
+        "gold_label",
+        ("entailment", "neutral", "contradiction"),
+        on_the_hub=("premise", "hypothesis"),
+    ),
     GlueFormat("qnli", ("question", "sentence"), "label", _NLI),
     GlueFormat("rte", _SENTENCES, "label", _NLI),
     GlueFormat("wnli", _SENTENCES, "label", ("not_entailment", "entailment")),

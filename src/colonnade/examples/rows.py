@@ -1,7 +1,8 @@
-"""Rows of tables: TSV as GLUE writes it, and JSON, each with the line that it stands on."""
+"""Rows of tables: TSV as GLUE writes it, JSON and Parquet, each with the line that it stands on."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ class Row(NamedTuple):
 
     path: Path
     line: int
-    """Counted from 1; in a .json that is one object or list, the number of the record."""
+    """Counted from 1; in a .parquet, and in a .json that is one object or list, the number of the record."""
     values: Mapping[str, Any]
 
     def rejected(self, reason: str) -> Rejected:
@@ -77,6 +78,23 @@ def json_rows(path: Path) -> Iterator[Row | Rejected]:
         raise DataError(f"{path} holds {type(found).__name__}, not an object or a list of records.")
     for number, record in enumerate(records, 1):
         yield _record(path, number, record)
+
+
+def parquet_rows(path: Path) -> Iterator[Row | Rejected]:
+    """Records of a Parquet file. DataError for what is none, or where no package reads it."""
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise DataError(f"{path} is read by pyarrow, which is not installed. Run `pip install pyarrow`.") from error
+    number = 0
+    try:
+        with path.open("rb") as raw, parquet.ParquetFile(raw) as table:
+            for batch in table.iter_batches(use_threads=False):
+                for record in batch.to_pylist():
+                    number += 1
+                    yield Row(path, number, record)
+    except (importlib.import_module("pyarrow").ArrowException, ValueError, OSError) as error:
+        raise DataError(f"{path}, behind record {number:,}: no Parquet ({error}). {NOT_THIS}") from error
 
 
 def whole_json(path: Path) -> Any:
