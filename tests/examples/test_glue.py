@@ -318,6 +318,24 @@ def test_of_a_file_without_labels_none_are_counted(words: Tokenizer, tmp_path: P
     assert "labels: negative 0, positive 1" in made.summary()
 
 
+@pytest.mark.parametrize(
+    ("task", "columns", "why"),
+    [
+        ("mnli", "sentence1\tsentence2\tgoldlabel", " (no column gold_label or label; the columns are {})"),
+        ("mnli", "text_a\ttext_b\tgold_label", " (no column label; the columns are {})"),
+        ("rte", "sentence1\tsentence2\tLabel", " (no column label; the columns are {})"),
+        ("rte", "sentence1\tsentence2\tlabel", ""),
+    ],
+)
+def test_a_column_of_labels_with_another_name_is_told_with_those_that_are_there(
+    task: str, columns: str, why: str, words: Tokenizer, tmp_path: Path
+) -> None:
+    path = written(tmp_path, f"{columns}\na\tb\t-1\nc\td\t-1\n")
+    told = why.format(columns.replace("\t", ", "))
+    line = f"2 examples without a label{told}: nothing can be trained or scored on them"
+    assert line in make_examples(FORMATS[task], [path], tmp_path / "made", words).summary().splitlines()
+
+
 def test_a_number_has_to_be_less_than_the_vocabulary_has_ids(words: Tokenizer, tmp_path: Path) -> None:
     highest = words.vocab_size - 1
     row = "sentence1\tsentence2\tscore\na\tb\t{}\n"

@@ -8,7 +8,7 @@ A format is one entry of `formats.FORMATS`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +29,8 @@ class Document:
     """Size of its text in UTF-8."""
     has_numbers: bool = True
     """Whether the last sequence is numbers; False: all of them are text."""
+    unlabelled: str = ""
+    """Why it has no label, where its file has no place for one."""
 
 
 class Format(Protocol):
@@ -62,6 +64,8 @@ class Texts:
 
     texts: tuple[str, ...]
     numbers: tuple[int, ...]
+    unlabelled: str = field(default="", compare=False)
+    """As of the document."""
 
 
 def encode_texts(examples: Sequence[Texts], tokenizer: Tokenizer) -> Iterator[Document]:
@@ -69,4 +73,5 @@ def encode_texts(examples: Sequence[Texts], tokenizer: Tokenizer) -> Iterator[Do
     ids = iter(tokenizer.encode_batch([text for example in examples for text in example.texts]))
     for example in examples:
         sequences = [next(ids) for _ in example.texts]
-        yield Document([*sequences, example.numbers], sum(len(text.encode()) for text in example.texts))
+        text_bytes = sum(len(text.encode()) for text in example.texts)
+        yield Document([*sequences, example.numbers], text_bytes, unlabelled=example.unlabelled)

@@ -79,8 +79,13 @@ class GlueFormat:
         texts = tuple(row.values[column].strip() for column in columns)
         if not any(texts):
             return row.rejected("all its texts are empty")
-        numbers = self._numbers(row.values.get("label" if columns == plain else self.label, row.values.get("label")))
-        return row.rejected(numbers) if isinstance(numbers, str) else Texts(texts, numbers)
+        labels = list(dict.fromkeys(["label" if columns == plain else self.label, "label"]))
+        numbers = self._numbers(next((row.values[label] for label in labels if label in row.values), None))
+        if isinstance(numbers, str):
+            return row.rejected(numbers)
+        there = row.values.keys() & {*labels}
+        told = "" if there else f"no column {' or '.join(labels)}; the columns are {', '.join(row.values)}"
+        return Texts(texts, numbers, told)
 
     def _numbers(self, label: Any) -> tuple[int, ...] | str:
         """What is stored of a label or score, or why it is none."""

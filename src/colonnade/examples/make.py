@@ -34,6 +34,8 @@ class ExamplesReport:
     format: str
     examples: int
     unlabelled: int
+    why: str
+    """Why the first of these has no label, where its file has no place for one."""
     tokens: int
     longest: int
     """[tokens] Of the texts of one example."""
@@ -54,8 +56,9 @@ class ExamplesReport:
         if self.labels and self.unlabelled < self.examples:
             lines.append("labels: " + ", ".join(f"{name} {count:,}" for name, count in self.labels.items()))
         if self.unlabelled:
+            why = f" ({self.why})" if self.why else ""
             lines.append(
-                f"{counted(self.unlabelled, 'example')} without a label: nothing can be trained or scored on them"
+                f"{counted(self.unlabelled, 'example')} without a label{why}: nothing can be trained or scored on them"
             )
         if self.missing:
             lines.append(
@@ -125,6 +128,7 @@ def _write(format: Format, paths: Sequence[Path], prefix: str, tokenizer: Tokeni
         format.fields.format,
         counts.examples,
         counts.unlabelled,
+        counts.why,
         writer.num_tokens,
         counts.longest,
         rejected.count,
@@ -152,7 +156,7 @@ class _Counts:
 
     def __init__(self, vocab_size: int, num_labels: int) -> None:
         self.examples = self.unlabelled = self.longest = self.text_bytes = 0
-        self.labels = np.zeros(num_labels, dtype=np.int64)
+        self.labels, self.why = np.zeros(num_labels, dtype=np.int64), ""
         self._vocab_size = vocab_size
 
     def add(self, document: Document) -> None:
@@ -171,6 +175,7 @@ class _Counts:
             )
         self.examples += 1
         self.unlabelled += not numbers
+        self.why = self.why or document.unlabelled
         self.longest = max(self.longest, sum(map(len, texts)))
         self.text_bytes += document.text_bytes
         if len(self.labels) and numbers:
