@@ -3585,7 +3585,7 @@ MUTATIONS = [
     Mutation(
         "points that ended with another configuration stand beside others",
         "train/tuning.py",
-        "        _check_alike(sweep, done)\n        left = [",
+        "        _check_alike(sweep, done, weights)\n        left = [",
         "        left = [",
         ("tests/train/test_sweep.py",),
     ),
@@ -3595,6 +3595,20 @@ MUTATIONS = [
         "content=with_checkpoint(each.content)",
         "content=each.content",
         ("tests/train/test_sweep.py",),
+    ),
+    Mutation(
+        "points that began from other content of one folder stand beside others",
+        "train/sweep_weights.py",
+        "of_same_files(before[what], files) != files",
+        "not of_same_files(before[what], files)",
+        ("tests/train/test_sweep_weights.py",),
+    ),
+    Mutation(
+        "each point of a sweep is taught by what is then the newest checkpoint",
+        "train/sweep_weights.py",
+        "content = content if found is None else _with(content, key, str(found))",
+        "content = content if found is None or key != INIT_FROM else _with(content, key, str(found))",
+        ("tests/train/test_sweep_weights.py",),
     ),
     Mutation(
         "points of other data stand beside others",

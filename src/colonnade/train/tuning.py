@@ -2,6 +2,7 @@
 
     run.folder/NAME.toml                the configuration of a point
     run.folder/NAME/                    its run
+    run.folder/NAME.weights.json        the weights that it began with (`sweep_weights`)
     run.folder/NAME.log                 what it said, where several run side by side
     run.folder/summary.json, .csv       every point; of each setting median, lowest and highest over the seeds; the best
 
@@ -16,7 +17,6 @@ import csv
 import io
 import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ from colonnade.train.lines import objects_in
 from colonnade.train.score_names import no_such_score
 from colonnade.train.side_by_side import Run, Share, is_interrupted, last_line, process_of, run_side_by_side
 from colonnade.train.sweep import SEED, SUMMARY, SUMMARY_TABLE, Point, Sweep, changed, less_is_better
-from colonnade.train.sweep_weights import as_begun, check_there, named_weights, with_checkpoint
+from colonnade.train.sweep_weights import KEYS, Weights, as_begun, named_weights, where_gone, with_checkpoint
 
 FINISHED, STOPPED, DIVERGED, FAILED = "finished", "stopped early", "diverged", "failed"
 COUNTED = (FINISHED, STOPPED)
@@ -95,14 +95,15 @@ def run_points(sweep: Sweep, run: Run, check: Callable[[Path], object] = lambda 
         )
     sweep = replace(sweep, points=[replace(each, content=with_checkpoint(each.content)) for each in sweep.points])
     sweep.folder.mkdir(parents=True, exist_ok=True)
+    weights = Weights()
     with locked(sweep.folder, "colonnade finetune", instead="set another run.folder"):
         done = _ended(sweep)
-        _check_alike(sweep, done)
+        _check_alike(sweep, done, weights)
         left = [(number, point) for number, point in enumerate(sweep.points, 1) if point.name not in done]
         _check_all([point for _, point in left], sweep.folder, check)
         if not (sweep.folder / SUMMARY).exists():
             _write(sweep, [])  # for reports of a sweep of which no point has ended
-        status = (_one_by_one if sweep.at_once == 1 else _side_by_side)(sweep, left, done, run)
+        status = (_one_by_one if sweep.at_once == 1 else _side_by_side)(sweep, left, done, run, weights)
         if status:
             following = next(number for number, point in enumerate(sweep.points, 1) if point.name not in done)
             print(f"Interrupted. The same command goes on with point {following}.", flush=True)
@@ -110,14 +111,16 @@ def run_points(sweep: Sweep, run: Run, check: Callable[[Path], object] = lambda 
         outcomes = [done[point.name] for point in sweep.points]
         _write(sweep, outcomes)
         print(summary_of(sweep, outcomes), flush=True)
-        _check_alike(sweep, done)
+        _check_alike(sweep, done, weights)
         return int(any(outcome.state in (DIVERGED, FAILED) for outcome in outcomes))
 
 
-def _one_by_one(sweep: Sweep, left: Sequence[tuple[int, Point]], done: dict[str, Outcome], run: Run) -> int:
+def _one_by_one(
+    sweep: Sweep, left: Sequence[tuple[int, Point]], done: dict[str, Outcome], run: Run, weights: Weights
+) -> int:
     """Run points here, and add what came of them. Returns the status of one that was interrupted, else 0."""
     for number, point in left:
-        check_there(point.content, sweep.folder / point.name)
+        weights.begin(point.content, sweep.folder / point.name)
         print(f"Point {number} of {len(sweep.points)}: {_words(point)}", flush=True)
         began, reason = time.perf_counter(), ""
         try:
@@ -135,7 +138,9 @@ def _one_by_one(sweep: Sweep, left: Sequence[tuple[int, Point]], done: dict[str,
     return 0
 
 
-def _side_by_side(sweep: Sweep, left: Sequence[tuple[int, Point]], done: dict[str, Outcome], run: Run) -> int:
+def _side_by_side(
+    sweep: Sweep, left: Sequence[tuple[int, Point]], done: dict[str, Outcome], run: Run, weights: Weights
+) -> int:
     """The same with several points at once, each with a log of its own."""
 
     def log(point: Point) -> Path:
@@ -143,7 +148,7 @@ def _side_by_side(sweep: Sweep, left: Sequence[tuple[int, Point]], done: dict[st
 
     def start(item: tuple[int, Point], share: Share) -> BaseProcess:
         number, point = item
-        check_there(point.content, sweep.folder / point.name)
+        weights.begin(point.content, sweep.folder / point.name)
         print(f"Point {number} of {len(sweep.points)}: {_words(point)} -> {log(point)}", flush=True)
         return process_of(run, sweep.folder / f"{point.name}.toml", share, log(point))
 
@@ -184,15 +189,18 @@ def _check_all(points: Sequence[Point], folder: Path, check: Callable[[Path], ob
         raise ConfigError("\n".join([f"{folder}: the sweep cannot run, and none of its points was started", *lines]))
 
 
-def _check_alike(sweep: Sweep, done: Collection[str]) -> None:
+def _check_alike(sweep: Sweep, done: Collection[str], weights: Weights) -> None:
     """ConfigError where points were made of something else than they would be now: their scores would stand beside
     those of this.
     """
     found: dict[str, list[str]] = {}
     begun = [point for point in sweep.points if (sweep.folder / f"{point.name}.toml").exists()]
     for point in begun:
+        run = sweep.folder / point.name
+        if point.name not in done and not checkpoints_in(run_folder.checkpoints(run)):
+            continue  # begins anew
         of = _differences if point.name in done else _other_weights
-        for line in of(sweep.folder, point):
+        for line in [*of(sweep.folder, point), *weights.other(point.content, run)]:
             found.setdefault(line, []).append(point.name)
     if found:
         lines = [f"  {line}\n    in {_some(names, len(begun))}" for line, names in found.items()]
@@ -207,10 +215,9 @@ def _check_alike(sweep: Sweep, done: Collection[str]) -> None:
 
 def _differences(folder: Path, point: Point) -> list[str]:
     """In what a point that has ended differs from what it would be now."""
-    run, now = folder / point.name, point.content
-    if not os.path.exists(named_weights(now) or ""):  # gone since: they are told where a run begins from them
-        now = as_begun(now, run)
-    lines = changed(as_begun(read(folder / f"{point.name}.toml"), run), now)
+    run = folder / point.name
+    began = as_begun(read(folder / f"{point.name}.toml"), run)
+    lines = changed(began, where_gone(point.content, began))  # what is gone is told where a run begins from it
     saved = list(checkpoints_in(run_folder.checkpoints(run)).values())
     with suppress(ColonnadeError, OSError):  # a damaged checkpoint does not tell
         lines += other_files(saved[-1]) if saved else []
@@ -218,14 +225,16 @@ def _differences(folder: Path, point: Point) -> list[str]:
 
 
 def _other_weights(folder: Path, point: Point) -> list[str]:
-    """Of a point that goes on, whether it began from another checkpoint of the run that it would begin from now: its
-    run looks after the rest.
+    """Of a point that goes on, whether it began with another checkpoint of a run than it would begin with now: its run
+    looks after the rest.
     """
-    run, now = folder / point.name, named_weights(point.content)
-    began = named_weights(as_begun(point.content, run))
-    if not checkpoints_in(run_folder.checkpoints(run)) or began is None or now is None or began == now:
-        return []
-    return [f"train.init_from: {as_toml(began)} -> {as_toml(now)}"] if Path(began).parent == Path(now).parent else []
+    began = as_begun(read(folder / f"{point.name}.toml"), folder / point.name)
+    pairs = {key: (named_weights(began, key), named_weights(point.content, key)) for key in KEYS}
+    return [
+        f"{key}: {as_toml(was)} -> {as_toml(now)}"
+        for key, (was, now) in pairs.items()
+        if was is not None and now is not None and was != now and Path(was).parent == Path(now).parent
+    ]
 
 
 def _some(names: Sequence[str], total: int) -> str:
