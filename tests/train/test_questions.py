@@ -54,6 +54,18 @@ def test_questions_that_do_not_say_what_is_right_are_no_measure(tmp_path: Path) 
         open_questions(config_of(tmp_path / "test.json"), TOKENIZER, Windows())
 
 
+def test_a_file_whose_empty_lists_of_answers_mean_nothing_is_told_how_to_say_that_they_do(tmp_path: Path) -> None:
+    path = write(tmp_path / "dev.json", "")
+    content = json.loads(path.read_text())
+    content["data"][0]["paragraphs"][0]["qas"].append({"id": "q1", "question": "Which river?", "answers": []})
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r'empty list of answers says .* none, write `"version": "v2\.0"` into it\.$'):
+        open_questions(config_of(path), TOKENIZER, Windows())
+    path.write_text(json.dumps(content | {"version": "v2.0"}))
+    found = open_questions(config_of(path), TOKENIZER, Windows())
+    assert found is not None and found.questions[-1].answers == ()
+
+
 def test_what_is_no_file_of_questions_is_told_with_its_key(tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
     for name in ("dev.jsonl", "dev.txt"):

@@ -99,7 +99,8 @@ def open_questions(config: Config, tokenizer: Tokenizer | None, windows: Windows
     if unanswered is not None:
         raise DataError(
             f'{path}: question "{unanswered.name}" does not say what is right, so it cannot be scored. Name a file '
-            "with answers, such as the development set."
+            "with answers, such as the development set; or, where an empty list of answers says that there is none, "
+            'write `"version": "v2.0"` into it.'
         )
     assert tokenizer is not None, "examples are made with one"
     content = content_of(path)
