@@ -57,9 +57,10 @@ class Reporter:
     def gather(self) -> Picture:
         """Raise the alarm and return all that can be known. Takes a second, or a few where the board is lost."""
         self._wanted.set()
-        self._gathered.wait(_GATHER)
-        mine = self.describe("", False)
-        return replace(self._picture, reports={**self._picture.reports, self.rank: mine}, gone=self.gone)
+        answered, mine = self._gathered.wait(_GATHER), self.describe("", False)
+        known = self._picture
+        unread = known.unread or ("" if answered else f"no answer in {_GATHER:g} seconds")
+        return replace(known, reports={**known.reports, self.rank: mine}, gone=self.gone, unread=unread)
 
     def _run(self) -> None:
         pause = 0.0  # the first report is posted at once
