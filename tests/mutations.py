@@ -9842,17 +9842,24 @@ MUTATIONS = [
     ),
     Mutation(
         "behind a return the data have to last for what the run was before changes to come",
-        "train/rollbacks.py",
-        "    for change in coming:\n",
-        "    for change in ():\n",
+        "train/change.py",
+        "            for number, change in enumerate(uses, 1):\n",
+        "            for number, change in enumerate((), 1):\n",
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
         "a change is refused for want of data though the run ends earlier by one to come",
-        "train/in_force.py",
-        "if Expected(config, state.step, state.samples).lasts(corpus.training):",
-        "if True:",
+        "train/change.py",
+        "        if self._lasts(training, needed):\n            then.check_lasts(read, needed)\n",
+        "        then.check_lasts(read)\n",
         ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
+        "behind a return a change asks for more data than there are, before the one that makes the run shorter",
+        "train/change.py",
+        "        needed = () if self._lasts(training) else coming\n",
+        "        needed = ()\n",
+        ("tests/train/test_in_force.py",),
     ),
     Mutation(
         "the second half of a character is no half",
@@ -10457,9 +10464,10 @@ MUTATIONS = [
     ),
     Mutation(
         "a change that the run will refuse forbids a return",
-        "train/rollbacks.py",
-        "                then.check_lasts(corpus.training)\n            at = then",
-        "                pass\n            at = then",
+        "train/change.py",
+        "        try:\n            check_length(self.config,",
+        "        if coming:\n            self.behind(coming[0]).check_lasts(training)\n"
+        "        try:\n            check_length(self.config,",
         ("tests/train/test_rollbacks.py",),
     ),
     Mutation(

@@ -331,6 +331,25 @@ def test_a_change_that_the_data_do_not_allow_is_refused_when_its_step_has_come(c
         assert read_decided(run) == Decided(refused=(refusal,)) and len(told.of("change refused")) == 1
 
 
+@pytest.mark.parametrize(("batch", "taken"), [(8, False), (2, True)])
+def test_a_change_between_a_return_and_what_makes_the_run_shorter_leaves_data_for_all_of_it(
+    batch: int, taken: bool, config: Path, tmp_path: Path
+) -> None:
+    """Of 12 samples that are left at step 3 the run takes 4 a step, and will end with step 6."""
+    began = load(config, ["data.order=all_epochs", "data.epochs=1", "train.steps=7"])
+    shorter = {"change": {"train.steps": 6}, "at": 4}
+    run = changes(tmp_path / "run", {"change": {"train.global_batch_size": batch}, "at": 3}, shorter)
+    corpus = open_corpus(began)
+    left = len(corpus.datasets.train) - 12
+    state: Any = SimpleNamespace(step=3, samples=left, changes=[], rollbacks=[])
+    following = InForce(began, corpus, Mesh(), Told())  # type: ignore[arg-type]
+    following.read(3)
+    assert following.follow(state)[0].train.global_batch_size == (batch if taken else 4)
+    told = f"Up to train.steps = 7, behind step 3 from sample {left + 1:,} on, the run takes "
+    refused = read_decided(run).refused
+    assert [each.reason.startswith(told) for each in refused] == [True] * (not taken)
+
+
 def test_behind_a_return_to_before_a_change_another_configuration_is_in_force(config: Path) -> None:
     """Until the change's step has come again."""
     began, monitor = load(config), Told()

@@ -54,11 +54,11 @@ def course_of(config: Config, corpus: Corpus, ranks: Axis) -> Course:
     step, changes, returns = _FOUND.validate_json(gather_texts(text, ranks)[0])
     now = whole = Expected(config, rollbacks=returns)
     refused = []
-    for change in changes:
+    for number, change in enumerate(changes, 1):
         try:
             found = whole.behind(change)
-            if change.at >= step and whole.lasts(corpus.training):
-                found.check_lasts(corpus.training)
+            if change.at >= step:
+                whole.check_leads_to(found, changes[number:], corpus.training, corpus.training)
         except ColonnadeError as error:
             refused.append(f"Behind step {change.at:,} it would refuse {change}: {error}")
             continue

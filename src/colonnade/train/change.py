@@ -8,6 +8,7 @@ came before it, and its configuration is the one in force.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from math import gcd
 from typing import Annotated, Any, NamedTuple
 
@@ -28,6 +29,8 @@ from colonnade.train.rollback import Rollback
 BATCH, BLEND = "train.global_batch_size", "data.blend"
 PHASES = ("curriculum.tokens", "curriculum.seq_length", "curriculum.global_batch_size")
 """What a change of the batch changes besides: the batches before it become phases."""
+USES = frozenset({"train.steps", BATCH, BLEND})
+"""What decides which data a run uses up, of the keys that change."""
 
 
 class Change(BaseModel):
@@ -123,14 +126,30 @@ class Expected(NamedTuple):
             raise ConfigError(f"train.steps = {config.train.steps:,} would be over at step {change.at:,}.")
         return Expected(config, change.at, position, tuple(each for each in self.rollbacks if each.to > change.at))
 
-    def check_lasts(self, training: TrainingDataset) -> None:
-        """ConfigError where the data end before the run does."""
-        check_length(self.config, training, curriculum_of(self.config), step=self.step, position=self.position)
-
-    def lasts(self, training: TrainingDataset) -> bool:
-        """Whether the data last for the run."""
+    def check_lasts(self, training: TrainingDataset, coming: Sequence[Change] = ()) -> None:
+        """ConfigError where the data end before the run does, whichever of the changes to come are made."""
         try:
-            self.check_lasts(training)
+            check_length(self.config, training, curriculum_of(self.config), step=self.step, position=self.position)
+        except ColonnadeError:
+            uses = [each for each in coming if not USES.isdisjoint(each.values)]
+            for number, change in enumerate(uses, 1):
+                with suppress(ColonnadeError):
+                    return self.behind(change).check_lasts(training, uses[number:])
+            raise
+
+    def check_leads_to(
+        self, then: "Expected", coming: Sequence[Change], training: TrainingDataset, read: TrainingDataset
+    ) -> None:
+        """ConfigError where a change, behind which the run is `then` and reads `read`, asks for more data than there
+        are, and the run could do without it. Changes to come count where the data do not last as it is.
+        """
+        needed = () if self._lasts(training) else coming
+        if self._lasts(training, needed):
+            then.check_lasts(read, needed)
+
+    def _lasts(self, training: TrainingDataset, coming: Sequence[Change] = ()) -> bool:
+        try:
+            self.check_lasts(training, coming)
         except ColonnadeError:
             return False
         return True

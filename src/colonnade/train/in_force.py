@@ -79,14 +79,15 @@ class InForce:
     def follow(self, state: TrainState) -> tuple[Config, Corpus]:
         """What is in force from the next step on, with all changes of the last one made; every rank calls this."""
         config, corpus = self._at(state.changes)
-        for change in self._to_come(state):
+        coming = self._to_come(state)
+        for number, change in enumerate(coming, 1):
             if change.at != state.step:
                 break
             made = change.model_copy(update={"position": state.samples})
             try:
                 found = self._at([*state.changes, made])
-                if Expected(config, state.step, state.samples).lasts(corpus.training):  # else one to come shortens it
-                    Expected(found[0], state.step, state.samples).check_lasts(found[1].training)
+                before, then = (Expected(each, state.step, state.samples) for each in (config, found[0]))
+                before.check_leads_to(then, coming[number:], corpus.training, found[1].training)
             except ColonnadeError as error:
                 self._refuse(change, str(error))
                 continue

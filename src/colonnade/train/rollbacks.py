@@ -177,25 +177,12 @@ def check_left(
     config = behind(began, metadata.changes)
     position = _position(curriculum_of(config), metadata, recorded)
     coming = _to_come(began, metadata.step, metadata.changes, run)
-    _check_lasts(Expected(config, metadata.step, position), corpus, coming)
+    Expected(config, metadata.step, position).check_lasts(corpus.training, coming)
 
 
 def _to_come(began: Config, step: int, done: Sequence[Change], run: Path | None = None) -> list[Change]:
     """The changes behind a step, as the run's folder tells."""
     return to_come(Decided(changes=tuple(foreseen(began, step, run))), done, step)
-
-
-def _check_lasts(at: Expected, corpus: Corpus, coming: Sequence[Change]) -> None:
-    """ConfigError where the data end before the run does. Of the changes to come it will refuse those that ask for more
-    than there is, where it could do without.
-    """
-    for change in coming:
-        with suppress(ColonnadeError):
-            then = at.behind(change)
-            if at.lasts(corpus.training):
-                then.check_lasts(corpus.training)
-            at = then
-    at.check_lasts(corpus.training)
 
 
 def _to_do(recorded: Sequence[Rollback], step: int, done: Sequence[Rollback]) -> list[Rollback]:
@@ -217,7 +204,7 @@ def apply(
     state.learning_rate = learning_rate_of(config, state.rollbacks)
     if state.rollbacks:
         coming = _to_come_together(as_it_began(config, state.changes), state)
-        _check_lasts(Expected(config, state.step, state.samples), corpus, coming)
+        Expected(config, state.step, state.samples).check_lasts(corpus.training, coming)
 
 
 def _to_come_together(began: Config, state: TrainState) -> list[Change]:
