@@ -51,6 +51,9 @@ def test_adapters_are_opened_beside_the_base_that_they_were_trained_beside(
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="empty is no checkpoint and no folder of Hugging Face"):
         open_adapted(run, tmp_path / "empty")
+    (tmp_path / "empty/summary.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="empty is the folder of a sweep, and each of its points has a run of"):
+        open_adapted(run, tmp_path / "empty")
     with pytest.raises(CheckpointError, match="is not there"):
         open_adapted(run, tmp_path / "nowhere")
     assert open_adapted(run, None, with_base=False).base is None

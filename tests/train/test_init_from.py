@@ -4,6 +4,7 @@ import json
 import shutil
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,12 +19,13 @@ from colonnade.config.compare import model_metadata
 from colonnade.config.load import load
 from colonnade.config.model import RotaryConfig
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, ColonnadeError
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import init_from
 from colonnade.train.init_from import Origin, based_on, begin_from, check_common_tokens, origin_at
 from colonnade.train.metadata import PublishedMetadata
 from colonnade.train.state import build_state
+from colonnade.train.teacher import teacher_model
 from tests.commands import after_banner, forked, here
 from tests.runs import Finished, events, metrics, whole_tensors
 from tests.tasks import examples
@@ -177,6 +179,21 @@ def test_what_cannot_be_begun_from(
     answer = forked("train", write_config(corpus, tmp_path), f"train.init_from={path}", *filter(None, [override]))
     assert answer.status == 2 and said in answer.err, answer
     assert not (tmp_path / "run" / "config.toml").exists(), "the folder belongs to nobody"
+
+
+def test_the_folder_of_a_sweep_is_told_as_one_where_weights_are_named(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    for find, named in (
+        (origin_at, f"train.init_from = '{tmp_path}'"),
+        (partial(origin_at, named_by="the base"), f"the base = '{tmp_path}'"),
+        (teacher_model, f"distillation.teacher = '{tmp_path}'"),
+    ):
+        with pytest.raises(ColonnadeError) as caught:
+            find(tmp_path)
+        assert str(caught.value) == (
+            f"{named} is the folder of a sweep, and each of its points has a run of its own. Name the folder of one in "
+            f"it; {tmp_path / 'summary.csv'} tells their scores."
+        )
 
 
 def test_another_tokenizer_is_refused(finished: Finished, corpus: TinyCorpus, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from colonnade.serving.trained import described
 from colonnade.train.base import base_path, check_base, check_given_base, content_of
 from colonnade.train.metadata import RunMetadata
 from colonnade.train.newest import checkpoint_at
+from colonnade.train.sweep import sweep_instead
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,10 @@ def _weights_at(path: Path) -> _BaseWeights:
         published = open_published(path, whole=False)
         return _BaseWeights(path, published.read, published.dtype_of)
     if found is None:
-        raise CheckpointError(f"{path} is no checkpoint and no folder of Hugging Face: it is no base of adapters.")
+        raise CheckpointError(
+            sweep_instead(path, str(path))
+            or f"{path} is no checkpoint and no folder of Hugging Face: it is no base of adapters."
+        )
     manifest = read_manifest(found)
     verify(found, lambda name: None)
     return _BaseWeights(found, partial(read_whole, found, manifest), lambda name: manifest.tensors[name].dtype)

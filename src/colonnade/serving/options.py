@@ -20,7 +20,7 @@ from colonnade.huggingface.cache import not_the_snapshot
 from colonnade.launch import launch
 from colonnade.storage import as_given, not_here
 from colonnade.train.best import best_checkpoint
-from colonnade.train.sweep import SUMMARY, SUMMARY_TABLE
+from colonnade.train.sweep import sweep_instead
 
 Messages = list[dict[str, Any]]
 DEVICES = ("auto", "cpu", "cuda")
@@ -134,13 +134,8 @@ def _best(path: Path, best: bool) -> Iterator[str]:
 
 def no_checkpoint(path: Path) -> str:
     """What to say where a path leads to no checkpoint."""
-    if (path / SUMMARY).is_file():
-        return (
-            f"{as_given(path)} is the folder of a sweep, and each of its points has a run of its own. Name the folder "
-            f"of one in it; {path / SUMMARY_TABLE} tells their scores."
-        )
     missing = "" if path.exists() else ": there is no such folder"
-    return (
+    return sweep_instead(path, as_given(path)) or (
         f"{as_given(path)} is neither a checkpoint nor the folder of a run that has one{missing}.{not_here(path)}"
         f"{not_the_snapshot(path)} Name a folder like RUN/checkpoints/step_00000100, or RUN itself for its newest."
     )

@@ -38,6 +38,7 @@ from colonnade.train.newest import INITIALIZED, checkpoint_at
 from colonnade.train.published import published_at, published_in
 from colonnade.train.recovery import OPTIMIZER, shards_of
 from colonnade.train.state import TrainState
+from colonnade.train.sweep import sweep_instead
 
 MAY_DIFFER = ("num_layers", "window", "head", "num_labels")
 """Keys of [model], and those of [model.rotary], with which a model may go on otherwise than it was trained."""
@@ -101,6 +102,15 @@ def origin_at(path: Path, named_by: str = "train.init_from") -> Origin:
     return _of_published(path) if whole else _of_checkpoint(path, found, named_by)
 
 
+def no_weights(path: Path, named_by: str) -> str:
+    """What to say where a path leads to no weights."""
+    named = f"{named_by} = {str(path)!r}"
+    return sweep_instead(path, named) or (
+        f"{named} is no checkpoint, no folder of a run that has one, and no folder of Hugging Face with config.json "
+        f"and safetensors.{not_the_snapshot(path)} Name one of them."
+    )
+
+
 def based_on(origin: Origin, state: TrainState, ranks: Axis) -> Base:
     """What a run with adapters that begins takes from `origin` and does not save: frozen weights that are there as they
     are. One that goes on takes what its checkpoint lacks (`recovery.restore`). Every rank calls this.
@@ -136,10 +146,7 @@ def _of_checkpoint(path: Path, found: Path | None, named_by: str) -> Origin:
             "BASE` makes a checkpoint of both, to begin from."
         )
     if found is None:
-        raise CheckpointError(
-            f"{named_by} = {str(path)!r} is no checkpoint, no folder of a run that has one, and no folder of "
-            f"Hugging Face with config.json and safetensors.{not_the_snapshot(path)} Name one of them."
-        )
+        raise CheckpointError(no_weights(path, named_by))
     manifest = read_manifest(found)
     check_sizes(found, manifest)
     metadata = metadata_of(found, manifest)

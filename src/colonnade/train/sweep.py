@@ -111,6 +111,18 @@ def read_sweep(path: Path | TomlFile, overrides: Sequence[str]) -> Sweep | None:
     return Sweep(Path(folder), points, score, at_once)
 
 
+def sweep_instead(path: Path, named: str) -> str:
+    """What to say where a path, which `named` says in words, is a sweep's folder and was to be a run's; empty where it
+    is none.
+    """
+    if not (path / SUMMARY).is_file():
+        return ""
+    return (
+        f"{named} is the folder of a sweep, and each of its points has a run of its own. Name the folder of one in it; "
+        f"{path / SUMMARY_TABLE} tells their scores."
+    )
+
+
 def changed(before: TomlTable, now: TomlTable) -> list[str]:
     """A line for each key in which two configurations of one point differ, 'train.steps: 100 -> 200', as far as that
     makes another run of it.

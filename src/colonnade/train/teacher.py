@@ -23,7 +23,6 @@ from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.data.label_names import compare_labels
 from colonnade.errors import CheckpointError, ConfigError
-from colonnade.huggingface.cache import not_the_snapshot
 from colonnade.huggingface.folder import is_published, open_published
 from colonnade.huggingface.peft import is_peft
 from colonnade.kernels.choice import Products
@@ -42,7 +41,7 @@ from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import Corpus
 from colonnade.train.hidden_states import Listening, Matching, matching_of
-from colonnade.train.init_from import Origin, origin_at
+from colonnade.train.init_from import Origin, no_weights, origin_at
 from colonnade.train.metadata import config_of
 from colonnade.train.newest import checkpoint_at
 from colonnade.train.recovery import shard
@@ -113,10 +112,7 @@ def teacher_model(path: Path) -> ModelConfig:
         return model.model_copy(update={"head": "pretraining"}) if model.head == "preferences" else model
     if is_published(path) and not is_peft(path):
         return open_published(path).model
-    raise ConfigError(
-        f"distillation.teacher = {str(path)!r} is no checkpoint, no folder of a run that has one, and no folder of "
-        f"Hugging Face with config.json and safetensors.{not_the_snapshot(path)} Name one of them."
-    )
+    raise ConfigError(no_weights(path, NAMED_BY))
 
 
 def open_teacher(config: Config, mesh: Mesh, corpus: Corpus, device: torch.device, products: Products) -> Teacher:
