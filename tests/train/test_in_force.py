@@ -147,6 +147,18 @@ def test_killed_behind_a_change_and_returned_to_before_it(serial: Path, blended:
     assert [e["step"] for e in events(run) if e["event"] == "changed"] == [3, 5, 7, 8, 3, 5, 7, 8]
 
 
+def test_behind_a_change_a_run_saves_in_the_background_with_the_group_that_it_has(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group has connections to all ranks, which stay open as long as the run."""
+    made = list[float]()
+    monkeypatch.setattr(loop, "background_group", made.append)
+    changes(tmp_path / "run", {"change": {"optim.learning_rate": 3e-3}, "at": 1})
+    answer = here("train", config, "checkpoint.asynchronous=true", "train.steps=2", "train.evaluate_every=0")
+    assert answer.status == 0 and "Changed behind step 1" in answer.out, answer
+    assert made == [1800.0]
+
+
 @pytest.mark.slow
 def test_a_batch_that_changes_is_a_phase_of_a_curriculum(config: Path, tmp_path: Path) -> None:
     run = changes(tmp_path / "changed", {"change": {"train.global_batch_size": 8}, "at": 3})

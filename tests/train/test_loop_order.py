@@ -279,7 +279,8 @@ def test_each_configuration_that_comes_into_force_reaches_all_that_is_about_the_
     done, given = list[str](), dict[str, Any]()
 
     def configured(number: int) -> Any:
-        saving, folder = SimpleNamespace(retry_for=number), SimpleNamespace(folder="run", time_limit=9.0)
+        saving = SimpleNamespace(retry_for=number, asynchronous=False)
+        folder = SimpleNamespace(folder="run", time_limit=9.0)
         return SimpleNamespace(checkpoint=saving, run=folder, train=SimpleNamespace(micro_batch_size=2))
 
     coming = [configured(number) for number in (2, 3)]

@@ -26,6 +26,7 @@ from colonnade.launch.agreement import on_all_ranks, settings
 from colonnade.launch.join import joined
 from colonnade.launch.restart_policy import NO_RESTART
 from colonnade.launch.supervisor import UNFINISHED
+from colonnade.mesh.background import background_group
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
@@ -171,20 +172,19 @@ def _to_its_end(
     repair, retries = Repair(monitor), SaveRetries(config.checkpoint.retry_for)
     slow_ranks = SlowRanks(config.run, mesh, monitor)
     copies.begin(state)
-    folder = Path(config.run.folder) if mesh.rank == 0 else None
-    interrupt = Interrupt(folder, config.run.time_limit, launch.began())
+    interrupt = Interrupt(Path(config.run.folder) if mesh.rank == 0 else None, config.run.time_limit, launch.began())
     uploads = uploads_of(config, monitor, active=mesh.rank == 0)
+    group = background_group(max(config.train.timeout, recovery.PATIENCE)) if config.checkpoint.asynchronous else None
+    saving = partial(recovery.saving, overlap=True, products=products, retries=retries, uploads=uploads, group=group)
     with interrupt, uploads, _failure_told(monitor):
         changed = True
         while changed:
             config, corpus = following.follow(state)
             retries.limit = config.checkpoint.retry_for
             uploads.follow(config.checkpoint)
-            saving = recovery.saving(
-                state, config, mesh, corpus, monitor, overlap=True, products=products, retries=retries, uploads=uploads
-            )
+            kept = saving(state, config, mesh, corpus, monitor)
             read = partial(corpus.batches, micro_batch_size=config.train.micro_batch_size, dp=mesh.data)
-            with saving as checkpoints, ReadAhead(read, active=pays(device, corpus)) as data:
+            with kept as checkpoints, ReadAhead(read, active=pays(device, corpus)) as data:
                 run = Run(
                     config,
                     mesh,

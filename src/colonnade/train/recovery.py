@@ -31,7 +31,7 @@ from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, CopiesError
 from colonnade.launch.agreement import on_all_ranks
-from colonnade.mesh.background import background_group
+from colonnade.mesh.background import Group
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
 from colonnade.tensor_parallel.placement import Placement
@@ -211,22 +211,24 @@ def saving(
     products: Mapping[str, Any] | None = None,
     retries: SaveRetries | None = None,
     uploads: Uploads | None = None,
+    group: Group | None = None,
 ) -> Iterator[Checkpoints]:
     """What the run is saved with, as its [checkpoint] section says; every rank enters this after `resume`.
 
     `overlap`: whoever changes the state calls `copied` before; otherwise `save` returns only when it may be changed.
+    `group`: of the run, for asynchronous saving by several ranks; it waits for `PATIENCE` at least.
     Tidies what a killed run has left. `uploads` learn of each save, and what they are reading stays. However the block
     ends, a save under way is waited for first (but not when Ctrl-C asks a second time).
     """
-    asynchronous, retries = config.checkpoint.asynchronous, retries or SaveRetries(config.checkpoint.retry_for)
+    retries = retries or SaveRetries(config.checkpoint.retry_for)
     uploads = uploads or Uploads(config, monitor, None)
     make = partial(
         Saver,
         _target(config, monitor, uploads),
         shards_of(state),
-        asynchronous=asynchronous,
+        asynchronous=config.checkpoint.asynchronous,
         overlap=overlap,
-        group=background_group(max(config.train.timeout, PATIENCE)) if asynchronous else None,
+        group=group,
         on_saved=partial(_tell, config, monitor, retries, uploads),
     )
     with on_all_ranks(make, mesh.world) as saver:  # one that is refused memory is missed by the others
