@@ -11,6 +11,7 @@ from colonnade.errors import ConfigError
 from colonnade.train import loop
 from colonnade.train.change import Change, expected
 from colonnade.train.changes import changes, other_curve, what_changed
+from colonnade.train.rollback import Rollback
 from tests.commands import Answer, forked
 from tests.runs import Finished, events, metrics
 from tests.tiny import TinyCorpus, config, write_config
@@ -56,19 +57,26 @@ def test_a_longer_run_says_that_its_curve_changes(finished: Finished, run: Path)
 def test_the_first_step_that_has_another_rate_is_named(corpus: TinyCorpus, tmp_path: Path) -> None:
     """Within the warm-up both curves are the same, and a run that ends there notices nothing."""
     before = config(corpus, tmp_path, "train.steps=4", "optim.warmup_steps=10")
-    assert other_curve(before, config(corpus, tmp_path, "train.steps=9", "optim.warmup_steps=10"), 4) == []
-    ((line),) = other_curve(before, config(corpus, tmp_path, "train.steps=20", "optim.warmup_steps=10"), 4)
+    assert other_curve(before, config(corpus, tmp_path, "train.steps=9", "optim.warmup_steps=10"), 4, []) == []
+    ((line),) = other_curve(before, config(corpus, tmp_path, "train.steps=20", "optim.warmup_steps=10"), 4, [])
     assert "from step 11 on: its decay ends at step 20 instead of 4, so that step 11 has 0.00978 and not 0.001" in line
-    ((line),) = other_curve(before, config(corpus, tmp_path, "train.steps=20", "optim.warmup_steps=10"), 14)
+    ((line),) = other_curve(before, config(corpus, tmp_path, "train.steps=20", "optim.warmup_steps=10"), 14, [])
     assert "from step 15 on" in line
 
 
 def test_another_rate_of_the_last_step_alone_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:
     before = config(corpus, tmp_path, "train.steps=9", "optim.decay_steps=20")
     now = config(corpus, tmp_path, "train.steps=9", "optim.decay_steps=30")
-    ((line),) = other_curve(before, now, 8)
+    ((line),) = other_curve(before, now, 8, [])
     assert line.startswith("The learning rate follows another curve from step 9 on")
-    assert other_curve(before, now, 9) == [], "no step is left"
+    assert other_curve(before, now, 9, []) == [], "no step is left"
+
+
+def test_rates_are_told_as_the_rollbacks_of_the_run_lower_them(corpus: TinyCorpus, tmp_path: Path) -> None:
+    keys = ("optim.learning_rate=0.01", "optim.warmup_steps=0", "optim.decay=linear", "optim.min_learning_rate=0.0")
+    before, now = (config(corpus, tmp_path, f"train.steps={steps}", *keys) for steps in (10, 20))
+    ((line),) = other_curve(before, now, 5, [Rollback(to=4, rate_factor=0.5, rate_until=8)])
+    assert "from step 6 on: its decay ends at step 20 instead of 10, so that step 6 has 0.0035 and not 0.002." in line
 
 
 def test_what_changed_since_a_checkpoint_is_a_line_a_key(finished: Finished, run: Path) -> None:
@@ -78,13 +86,13 @@ def test_what_changed_since_a_checkpoint_is_a_line_a_key(finished: Finished, run
     found = changes(newest, now)
     assert [line for line in found if line.startswith("train.")] == ["train.steps: 6 -> 9"]
     assert any(line.startswith("checkpoint.keep: ") and line.endswith(" -> 7") for line in found)
-    kept, curve = what_changed(newest, now, 6)
+    kept, curve = what_changed(newest, now, 6, [])
     assert kept.startswith("Changed since: train.steps: 6 -> 9; ") and kept.endswith(".")
-    assert curve == "".join(other_curve(load(newest / "config.toml"), now, 6)) and "from step 7 on" in curve
-    assert what_changed(newest, load(newest / "config.toml"), 6) == []
+    assert curve == "".join(other_curve(load(newest / "config.toml"), now, 6, [])) and "from step 7 on" in curve
+    assert what_changed(newest, load(newest / "config.toml"), 6, []) == []
     (newest / "config.toml").unlink()
     assert changes(newest, now) == []
-    assert what_changed(newest, now, 6) == [
+    assert what_changed(newest, now, 6, []) == [
         f"{newest} has no readable config.toml: whether keys have changed since is unknown."
     ]
 

@@ -112,10 +112,10 @@ def test_a_run_that_goes_on_is_held_against_what_is_in_force(
         lambda config, changes: in_force.append((changes, SimpleNamespace(run=run))) or in_force[0][1],
     )
     monkeypatch.setattr(recovery, "changes", lambda path, config: seen.append(config) or ["train.steps: 6 -> 9"])
-    monkeypatch.setattr(recovery, "what_changed", lambda path, config, step: seen.append(config) or ["Longer."])
+    monkeypatch.setattr(recovery, "what_changed", lambda path, config, step, _: seen.append(config) or ["Longer."])
     monkeypatch.setattr(recovery, "what_to_say", lambda *_: ("Other data." if others else "", others))
     model = SimpleNamespace(architecture=SimpleNamespace(weights=dict))
-    state: Any = SimpleNamespace(step=4, samples=1600, changes=["a change"], model=model)
+    state: Any = SimpleNamespace(step=4, samples=1600, changes=["a change"], rollbacks=[], model=model)
     config: Any = SimpleNamespace(run=run)
     metadata: Any = SimpleNamespace(frozen=[])
     monitor: Any = told

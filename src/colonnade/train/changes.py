@@ -1,9 +1,11 @@
 """What a run that goes on does otherwise than before: said in a line, never silently."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from colonnade.config.compare import difference, value_at
 from colonnade.config.schema import Config
+from colonnade.train.rollback import Rollback
 from colonnade.train.run_folder import configuration_of
 from colonnade.train.state import learning_rate_of
 
@@ -16,18 +18,18 @@ def changes(checkpoint: Path, config: Config) -> list[str]:
     return [] if before is None else difference(before, config)
 
 
-def what_changed(checkpoint: Path, config: Config, step: int) -> list[str]:
-    """What to tell who goes on from `step`: all keys that changed in one line, and another curve of the learning rate
-    in another.
+def what_changed(checkpoint: Path, config: Config, step: int, rollbacks: Sequence[Rollback]) -> list[str]:
+    """What to tell who goes on from `step`, with these rollbacks: all keys that changed in one line, and another curve
+    of the learning rate in another.
     """
     before = configuration_of(checkpoint)
     if before is None:
         return [f"{checkpoint} has no readable config.toml: whether keys have changed since is unknown."]
     lines = difference(before, config)
-    return [*([f"Changed since: {'; '.join(lines)}."] if lines else []), *other_curve(before, config, step)]
+    return [*([f"Changed since: {'; '.join(lines)}."] if lines else []), *other_curve(before, config, step, rollbacks)]
 
 
-def other_curve(before: Config, now: Config, step: int) -> list[str]:
+def other_curve(before: Config, now: Config, step: int, rollbacks: Sequence[Rollback]) -> list[str]:
     """Where the learning rate of who goes on from `step` leaves the curve that it had, in a line; nothing if nowhere.
 
     Rates that are written alike are no difference: within the warm-up all curves are one.
@@ -35,7 +37,7 @@ def other_curve(before: Config, now: Config, step: int) -> list[str]:
     old_end, new_end = value_at(before, DECAY), value_at(now, DECAY)
     if old_end == new_end:
         return []
-    was, will_be = learning_rate_of(before), learning_rate_of(now)
+    was, will_be = (learning_rate_of(each, rollbacks) for each in (before, now))
     for at in range(step + 1, now.train.steps + 1):
         old, new = f"{was(at):.3g}", f"{will_be(at):.3g}"
         if old != new:

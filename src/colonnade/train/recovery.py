@@ -327,7 +327,7 @@ def resume(
     told = {"changed": changed} if changed else {}
     monitor.event("resumed", step=state.step, checkpoint=path.name, origin=origin, **told)
     monitor.say(f"Resumed from {path} (step {state.step}, sample {state.samples:,}).")
-    for said in (*what_changed(path, config, state.step), *_thawed(state, metadata)):
+    for said in (*what_changed(path, config, state.step, state.rollbacks), *_thawed(state, metadata)):
         monitor.say(said)
     line, others = what_to_say(path, metadata, corpus)
     if line:
