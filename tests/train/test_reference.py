@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colonnade.errors import ConfigError, DataError
+from colonnade.errors import CheckpointError, ColonnadeError, ConfigError, DataError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
-from colonnade.train import reference
+from colonnade.train import init_from, reference, taught
 from colonnade.train.reference import _parts, attach_stored, path_of, read, stored
 from tests.distributed import run_on_ranks
 
@@ -206,3 +206,31 @@ def test_weights_that_one_machine_has_lost_are_missed_on_all(tmp_path: Path, mon
         return reference._known(config, corpus, build_mesh(Layout(dp=2), rank))
 
     assert run_on_ranks(known, 2) == [{"data": {}, "seq_length": 16, "model": {}, "precision": "bf16"}] * 2
+
+
+def test_weights_that_one_rank_cannot_read_end_the_run_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would wait for it: beside the reference's file, and beside what a teacher has said."""
+
+    def told(rank: int, num_ranks: int) -> list[str]:
+        def origin(path: Path, named_by: str = "") -> Any:
+            if rank == 1:
+                raise CheckpointError(f"{path.name} is damaged.")
+            return SimpleNamespace(path=path)
+
+        config: Any = SimpleNamespace(
+            model=SimpleNamespace(seq_length=16),
+            train=SimpleNamespace(init_from=str(tmp_path), precision="bf16"),
+            distillation=SimpleNamespace(teacher=str(tmp_path), top_k=None),
+        )
+        corpus: Any = SimpleNamespace(vocab_size=300, identities={})
+        mesh, said = build_mesh(Layout(dp=2), rank), list[str]()
+        for module, known in ((init_from, reference._known), (taught, taught._about)):
+            monkeypatch.setattr(module, "origin_at", origin)
+            with pytest.raises(ColonnadeError) as raised:
+                known(config, corpus, mesh)
+            said.append(str(raised.value))
+        return said
+
+    monkeypatch.setattr(reference, "model_metadata", lambda model, vocab_size: {})
+    (tmp_path / "config.json").write_text("{}")
+    assert run_on_ranks(told, 2, time_limit=20.0) == [[f"rank 1: {tmp_path.name} is damaged."] * 2] * 2

@@ -36,6 +36,7 @@ from colonnade.generation.sampling import Sampling
 from colonnade.generation.stream import TextDelta, end_note, prompt_tokens, stream_text
 from colonnade.huggingface.folder import is_published
 from colonnade.huggingface.peft import is_peft
+from colonnade.launch.agreement import on_all_ranks
 from colonnade.launch.devices import choose_device
 from colonnade.launch.join import joined
 from colonnade.launch.launch import num_local_ranks
@@ -324,7 +325,7 @@ def _read_base(
     path: Path, wanted: BaseMetadata, shards: Sequence[Shard], mesh: Mesh, given: Path | None
 ) -> list[Shard]:
     """Fill those shards that are the base's, and give back the others. CheckpointError where the base has changed."""
-    origin = origin_at(base_path(path, wanted, given), "the base")
+    origin = on_all_ranks(lambda: origin_at(base_path(path, wanted, given), "the base"), mesh.world)
     check_base(path, wanted, origin.path, content_together(origin.path, mesh.world))
     names = frozenset(wanted.weights)
     origin.fill([shard for shard in shards if shard.name in names])

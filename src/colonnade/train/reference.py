@@ -134,7 +134,8 @@ def _known(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
         "precision": config.train.precision,
     }
     if all_reduce(torch.tensor(int(Path(source).is_dir())), mesh.world, "min"):  # a run that goes on can do without
-        about["weights"] = content_together(_weights(Path(source)), mesh.world)
+        weights = on_all_ranks(lambda: _weights(Path(source)), mesh.world)
+        about["weights"] = content_together(weights, mesh.world)
     return about
 
 

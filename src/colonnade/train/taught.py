@@ -190,7 +190,9 @@ def _about(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
     """What the stored targets depend on; of a teacher that runs beside the student, its content alone."""
     chosen = config.distillation
     assert chosen.teacher is not None, "there is a teacher"
-    content = {"teacher": content_together(origin_at(Path(chosen.teacher), NAMED_BY).path, mesh.world)}
+    teacher = Path(chosen.teacher)
+    origin = on_all_ranks(lambda: origin_at(teacher, NAMED_BY), mesh.world)
+    content = {"teacher": content_together(origin.path, mesh.world)}
     if chosen.top_k is None:
         return content
     keys = [key for key in DataConfig.model_fields if key not in _CHOICES]
