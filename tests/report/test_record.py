@@ -36,6 +36,16 @@ def test_the_end_is_that_behind_a_change_to_come(finished: Finished, tmp_path: P
     assert read_run(folder).planned == 12
 
 
+def test_a_run_of_which_less_is_asked_than_it_has_done_ends_where_it_is(finished: Finished, tmp_path: Path) -> None:
+    """By a start with fewer steps, or by a change."""
+    folder = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    config = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(config.replace("\nsteps = 6\n", "\nsteps = 4\n"))
+    assert read_run(folder).planned == 6
+    (folder / "changes.jsonl").touch()
+    assert read_run(folder).planned == 6
+
+
 def test_a_step_that_is_written_twice_is_what_was_written_last_and_names_may_come_and_go(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     folder.mkdir()

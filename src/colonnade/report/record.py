@@ -79,17 +79,19 @@ class Record:
 
     @cached_property
     def planned(self) -> int:
-        """The step that the run ends with: train.steps, behind all changes of it; 0 where that is not known."""
+        """The step that the run ends with: train.steps, behind all changes of it, or its last, where that is above it;
+        0 where that is not known.
+        """
+        done = int(self.steps[-1]) if len(self.steps) else 0
         if was_asked_to_change(self.folder):
             from colonnade.train.change_requests import began_with, from_now_on, read_decided
 
-            done = int(self.steps[-1]) if len(self.steps) else 0
             with suppress(ConfigError):
                 began = began_with(self.folder, read_decided(self.folder))
-                return from_now_on(began, done, self.folder)[-1].train.steps
+                return max(done, from_now_on(began, done, self.folder)[-1].train.steps)
         train = self.config.get("train")
         steps = train.get("steps") if isinstance(train, dict) else None
-        return steps if type(steps) is int else 0
+        return max(done, steps) if type(steps) is int else 0
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
