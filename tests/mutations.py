@@ -4902,8 +4902,8 @@ MUTATIONS = [
     Mutation(
         "what the last step of a run sent is not among what its steps sent",
         "mesh/ledger.py",
-        'thermometers are read."""\n        self._end_step()\n',
-        'thermometers are read."""\n',
+        'which sent least."""\n        self._end_step()\n',
+        'which sent least."""\n',
         ("tests/planner/test_comparison.py",),
     ),
     Mutation(

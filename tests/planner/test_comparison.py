@@ -41,7 +41,7 @@ def test_both_stand_under_the_same_keys() -> None:
 
 
 def test_the_ledger_tells_what_a_step_sends() -> None:
-    """The least of the steps: thermometers are read in the second too."""
+    """The least of the steps."""
     ledger = paper_mesh(Layout(tp=2), 0).ledger
     for step, size in ((1, 10), (2, 25), (3, 10)):
         ledger.begin_step(step)

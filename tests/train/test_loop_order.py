@@ -334,7 +334,7 @@ class Stepped:
         self.evaluation: Any = None
         monkeypatch.setattr(loop, "train_step", self._train_step)
         monkeypatch.setattr(loop, "_evaluate", lambda run, state: write(("evaluate", None)) or self.evaluation)
-        ledger = SimpleNamespace(part=lambda name: nullcontext(), rest=lambda: write(("rest", None)))
+        ledger = SimpleNamespace(part=lambda name: nullcontext())
         config = SimpleNamespace(
             train=SimpleNamespace(steps=5, evaluation_interval=every),
             model=SimpleNamespace(sequences=2),
@@ -422,14 +422,7 @@ def test_a_step_is_evaluated_in_turn_and_at_the_end(
         if told
     ]
     assert step.of("say") == said
-    assert "say" not in (kind for kind, _ in step.wrote[:5]), "behind the line of the step"
-
-
-def test_what_an_evaluation_sends_is_not_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step may have one. What is predicted of a step ends with its update."""
-    step = Stepped(monkeypatch, every=4)
-    step()
-    assert [kind for kind, _ in step.wrote if kind != "beat"] == ["copied", "rest", "evaluate", "step"]
+    assert "say" not in (kind for kind, _ in step.wrote[:4]), "behind the line of the step"
 
 
 def test_what_the_thermometers_of_a_step_show_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from colonnade.data.loader import Batch
 from colonnade.mesh.mesh import Mesh
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
+from colonnade.train.thermometers import Thermometers
 from tests.model.plain import Drops, leaves, plain_logits, plain_loss
 from tests.parity.compare import relative
 from tests.parity.runs import (
@@ -242,3 +243,20 @@ def test_who_is_called_before_the_update_sees_what_it_will_change() -> None:
         (called,) = seen
         assert all(map(torch.equal, called, before)) and not any(map(torch.equal, called, numbers()))
         seen.clear()
+
+
+def test_what_thermometers_and_an_evaluation_send_is_not_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step may have both. What is predicted of a step ends with its update."""
+    _, state = fresh(CASES[1])
+    mesh = Mesh()
+
+    def finish(thermometers: Thermometers, mesh: Mesh) -> None:
+        mesh.ledger.bytes["all_reduce", "world"] += 8
+
+    monkeypatch.setattr(Thermometers, "finish", finish)
+    mesh.ledger.begin_step(1)
+    train_step(
+        state, in_microbatches(CASES[1], 0), mesh, configured(CASES[1], replace(SERIAL, micro_batch_size=2)).train
+    )
+    mesh.ledger.bytes["all_reduce", "tp"] += 16
+    assert mesh.ledger.least_of_steps() == {}

@@ -141,12 +141,14 @@ class Ledger:
         self.step, self.step_numbers = step, dict(self.numbers)
 
     def rest(self) -> None:
-        """Tell that a step has done its work. Behind it there may be an evaluation, a save, and what ranks agree on."""
+        """Tell that a step has done its work. Behind it there may be what thermometers send, an evaluation, a save, and
+        what ranks agree on.
+        """
         self._end_step()
         self.is_resting = True
 
     def least_of_steps(self, of: Container[int] | None = None) -> dict[str, int]:
-        """[bytes] By axis, of that step (`of` these, where given) which sent least: in others thermometers are read."""
+        """[bytes] By axis, of that step (`of` these, where given) which sent least."""
         self._end_step()
         steps = [sent for step, sent in self.sent_by_step if sent and (of is None or step in of)] or [Counter[str]()]
         return {axis: min(each[axis] for each in steps) for axis in dict.fromkeys(a for each in steps for a in each)}

@@ -331,7 +331,6 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
             loaded = run.data.take(position, following if state.step + 1 < config.train.steps else None)
             batches = [batch.to(run.device) for batch in loaded]
         result = train_step(state, batches, run.mesh, config.train, before_update=run.checkpoints.copied)
-    run.mesh.ledger.rest()
     state.samples = following
     seconds = time.perf_counter() - started
     _check_not_diverged(run, state, result)

@@ -78,6 +78,7 @@ def train_step(
     with mesh.ledger.part(OPTIMIZER):
         rate, skipped = update_(state, norm, mesh, train)
     means = tuple(all_reduce(all_reduce(losses, mesh.reduce), mesh.pp).tolist())  # only the last stage has any
+    mesh.ledger.rest()
     reading = state.thermometers.finish(mesh)
     return StepResult(sum(means), float(norm), rate, means, tuple(map(int, counts.tolist())), scale, skipped, reading)
 
