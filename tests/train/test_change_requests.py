@@ -55,7 +55,7 @@ def blended(config: Path, *files: str) -> None:
 
 def refused(began: Config, **request: Any) -> str:
     """Why a line is refused at a run that has done three steps."""
-    (refusal,) = Decided().with_line(Line("a", json.dumps(request), is_whole=True), began, 3).refused
+    (refusal,) = Decided().with_line(Line("a", json.dumps(request), is_whole=True), began, 3, []).refused
     return refusal.reason
 
 
@@ -65,7 +65,7 @@ def test_equal_lines_are_requests_of_their_own(tmp_path: Path, config: Path) -> 
     decided, began = Decided(), load(config)
     for line in lines_of(tmp_path):
         assert line.known_as not in decided.known
-        decided = decided.with_line(line, began, 0)
+        decided = decided.with_line(line, began, 0, [])
     values: list[Any] = [change.values["optim.learning_rate"] for change in decided.changes]
     assert values == [1e-3, 2e-3, 1e-3] and not decided.refused
 
@@ -86,7 +86,7 @@ def test_behind_another_batch_a_run_knows_how_it_began(config: Path, tokens: tup
     phases = {"tokens": tokens, "seq_length": (16,) * len(tokens), "global_batch_size": (2, 4)[: len(tokens)]}
     began = load(config, [f"curriculum.{name}={list(values)}" for name, values in phases.items() if tokens])
     line = Line("a", json.dumps({"change": {"train.global_batch_size": 8}}), is_whole=True)
-    (change,) = Decided().with_line(line, began, 3).changes
+    (change,) = Decided().with_line(line, began, 3, []).changes
     now = in_force(began, [change.model_copy(update={"position": 12})])
     assert now.train.global_batch_size == 8 and now.curriculum != began.curriculum
     assert as_it_began(now, [change]) == began
@@ -98,7 +98,7 @@ def test_before_the_last_phase_of_a_curriculum_its_batch_does_not_change(config:
     decided, began = Decided(), load(config, phases)
     for step in (2, 4):
         line = Line(str(step), json.dumps({"change": {"train.global_batch_size": 8}, "at": step}), is_whole=True)
-        decided = decided.with_line(line, began, 0)
+        decided = decided.with_line(line, began, 0, [])
     (refusal,), (change,) = decided.refused, decided.changes
     assert refusal.line == "2" and change.at == 4
     assert "does not change before the last phase of [curriculum]" in refusal.reason
@@ -108,7 +108,7 @@ def test_before_the_last_phase_of_a_curriculum_its_batch_does_not_change(config:
 def test_what_a_teacher_was_asked_about_before_the_run_does_not_change(config: Path, key: str, value: int) -> None:
     """And the reason is told by the key that was asked for, not by those that stand for it."""
     began = load(config, ["distillation.teacher=t", "distillation.top_k=4"])
-    decided = Decided().with_line(Line("a", json.dumps({"change": {key: value}}), is_whole=True), began, 3)
+    decided = Decided().with_line(Line("a", json.dumps({"change": {key: value}}), is_whole=True), began, 3, [])
     (refusal,) = decided.refused
     assert refusal.reason.startswith(f"{key} does not change in mid-run with distillation.top_k: stop the run"), refusal
     assert "curriculum" not in refusal.reason and not decided.changes
@@ -133,7 +133,7 @@ def test_the_number_of_a_file_changes_that_is_named_with_credentials(config: Pat
     began = load(config)
     for named in (hidden(url), url):
         line = Line("a", json.dumps({"change": {BLEND: {named: 2.0}}}), is_whole=True)
-        (change,) = Decided().with_line(line, began, 3).changes
+        (change,) = Decided().with_line(line, began, 3, []).changes
         assert change.values == {BLEND: {hidden(url): 2.0}}, "nor is it written down with them"
     now = in_force(began, [change.model_copy(update={"position": 12})])
     assert not list(conflicts(now, [change]))
@@ -145,7 +145,7 @@ def test_a_line_names_a_file_of_the_blend_as_the_command_does(config: Path) -> N
     config.write_text(re.sub('train = ".*"', 'blend = {"data/a" = 0.5, b = 0.5}', config.read_text(), count=1))
     began = load(config, ["train.steps=100"])
     for asked in ({f"{BLEND}.data/a": 0.2, "train.steps": 120}, {BLEND: {"data/a": 0.2}, "train.steps": 120}):
-        (change,) = Decided().with_line(Line("a", json.dumps({"change": asked}), is_whole=True), began, 3).changes
+        (change,) = Decided().with_line(Line("a", json.dumps({"change": asked}), is_whole=True), began, 3, []).changes
         assert change.values == {BLEND: {"data/a": 0.2}, "train.steps": 120}
 
 
@@ -156,7 +156,7 @@ def test_a_file_that_a_change_does_not_name_keeps_the_number_of_an_earlier_one(c
     began, decided = load(config, ["train.steps=100"]), Decided()
     for number, asked, at in ((1, {"a": 0.1}, first), (2, {"b": 0.8}, 60 - first)):
         line = Line(str(number), json.dumps({"change": {BLEND: asked}, "at": at}), is_whole=True)
-        decided = decided.with_line(line, began, 0)
+        decided = decided.with_line(line, began, 0, [])
     changes = sorted(decided.changes, key=lambda each: each.at)
     made = [each.model_copy(update={"position": 4 * each.at}) for each in changes]
     between, now = (in_force(began, made[:count]) for count in (1, 2))
@@ -214,7 +214,7 @@ def test_values_that_cannot_be_read_or_come_twice_are_one_message(
     ],
 )
 def test_a_line_that_says_two_things_or_nothing_is_refused(config: Path, text: str, said: str) -> None:
-    (refusal,) = Decided().with_line(Line("a", text, is_whole=True), load(config), 3).refused
+    (refusal,) = Decided().with_line(Line("a", text, is_whole=True), load(config), 3, []).refused
     assert said in refusal.reason
 
 
@@ -319,7 +319,7 @@ def test_a_line_of_brackets_alone_is_no_object() -> None:
 def test_what_keeps_a_blend_from_changing_is_told(config: Path) -> None:
     blended(config, "a", "b")
     began, asked = load(config), {BLEND: {"a": 0.5}}
-    changed = Decided().with_line(Line("a", json.dumps({"change": asked}), is_whole=True), began, 3)
+    changed = Decided().with_line(Line("a", json.dumps({"change": asked}), is_whole=True), began, 3, [])
     assert changed.changes and not changed.refused
 
     def having(section: str, **values: Any) -> Config:
@@ -341,7 +341,9 @@ def test_a_blend_does_not_change_between_the_pieces_of_its_samples(config: Path)
     phases = ["curriculum.tokens=[0, 64]", "curriculum.seq_length=[4, 16]", "curriculum.global_batch_size=[4, 4]"]
     began, asked = load(config, phases), {BLEND: {"a": 0.5}}
     assert "at no step whose samples are cut in pieces" in refused(began, change=asked, at=3)
-    assert not Decided().with_line(Line("a", json.dumps({"change": asked, "at": 4}), is_whole=True), began, 3).refused
+    assert (
+        not Decided().with_line(Line("a", json.dumps({"change": asked, "at": 4}), is_whole=True), began, 3, []).refused
+    )
 
 
 def test_each_blend_of_before_is_told_up_to_where_it_was_read(config: Path) -> None:
@@ -408,7 +410,7 @@ def test_batches_that_were_passed_over_count_for_which_phase_a_batch_changes_in(
     before = decide(line, began, Decided(), 2, [Rollback(to=2, skip=10), Rollback(to=6, skip=1)])
     assert before.at == 3
     with pytest.raises(ConfigError, match="before the last phase"):
-        decide(line, began, Decided(), 2)
+        decide(line, began, Decided(), 2, [])
     with pytest.raises(ConfigError, match="does not change before the last phase"):
         ask(run, asked | {"at": 6})
     rollback.write(run, [Rollback(to=6, skip=10)])
@@ -419,7 +421,7 @@ def test_batches_that_were_passed_over_count_for_which_phase_a_batch_changes_in(
 def test_a_key_that_the_run_began_without_is_unset_before_its_change(config: Path) -> None:
     began = load(config)
     line = Line("a", json.dumps({"change": {"optim.min_learning_rate": 1e-4}}), is_whole=True)
-    (change,) = Decided().with_line(line, began, 3).changes
+    (change,) = Decided().with_line(line, began, 3, []).changes
     now = in_force(began, [change.model_copy(update={"position": 12})])
     assert change.was == {"optim.min_learning_rate": None} and now.optim.min_learning_rate == 1e-4
     assert as_it_began(now, [change]) == began
@@ -434,12 +436,12 @@ def test_who_asked_and_why_is_kept_without_credentials(finished: Finished, tmp_p
     request = {"change": {"train.steps": 9}, "by": f"Ada of {SECRET}", "reason": f"as in {SECRET}"}
     ask(run, request)
     (line,) = lines_of(run)
-    (change,) = Decided().with_line(line._replace(text=json.dumps(request)), load(finished.config), 6).changes
+    (change,) = Decided().with_line(line._replace(text=json.dumps(request)), load(finished.config), 6, []).changes
     assert (change.by, change.reason) == ("Ada of s3://…@bucket/x", "as in s3://…@bucket/x")
     assert change.asked == " by Ada of s3://…@bucket/x (as in s3://…@bucket/x)"
     assert change.model_copy(update={"by": ""}).asked == " (as in s3://…@bucket/x)"
     late = line._replace(text=json.dumps({**request, "at": 1}))
-    (refusal,) = Decided().with_line(late, load(finished.config), 6).refused
+    (refusal,) = Decided().with_line(late, load(finished.config), 6, []).refused
     assert "s3cr3t" not in line.text + refusal.model_dump_json() and "step 1 is over" in refusal.reason
 
 
@@ -498,10 +500,10 @@ def test_a_run_that_its_patience_has_ended_goes_on_with_more_of_it(config: Path,
     ):
         began = load(config, [f"train.patience={given}", "train.steps=9"])
         if goes_on:
-            _check_not_ended_early(tmp_path, began, changes, 4)
+            _check_not_ended_early(tmp_path, began, changes, 4, [])
         else:
             with pytest.raises(ConfigError, match=r"it has ended with step 4: .*Raise train\.patience above 2 first"):
-                _check_not_ended_early(tmp_path, began, changes, 4)
+                _check_not_ended_early(tmp_path, began, changes, 4, [])
 
 
 def test_what_is_asked_of_a_run_that_its_patience_has_ended_is_refused(finished: Finished, tmp_path: Path) -> None:
@@ -578,6 +580,6 @@ def test_a_change_is_held_against_those_before_it(config: Path) -> None:
     decided, began = Decided(), load(config)
     for number, values in enumerate(({"optim.learning_rate": 1e-3}, {"optim.min_learning_rate": 5e-3})):
         line = Line(str(number), json.dumps({"change": values, "at": 4 + number}), is_whole=True)
-        decided = decided.with_line(line, began, 3)
+        decided = decided.with_line(line, began, 3, [])
     (change,), (refusal,) = decided.changes, decided.refused
     assert change.line == "0" and "is above optim.learning_rate = 0.001" in refusal.reason

@@ -300,10 +300,10 @@ def test_what_is_asked_for_while_the_disk_is_full_is_looked_at_again(
         patch.setattr(in_force, "write_decided", full)
         for step in (2, 3):
             assert following.has_news()
-            following.read(step)
+            following.read(step, [])
     assert len([each for each in told.said if each.startswith("Changes of the run wait: ")]) == 1
     assert following.has_news() and not read_decided(run).changes
-    following.read(4)
+    following.read(4, [])
     assert [change.at for change in read_decided(run).changes] == [4] and not following.has_news()
 
 
@@ -311,17 +311,17 @@ def test_a_request_without_the_end_of_its_line_holds_behind_the_step_under_way(c
     """As `echo -n` writes it. What is no request yet may still be being written, and has until the next step."""
     run, following = changes(tmp_path / "run"), InForce(load(config), None, Mesh(), Told())  # type: ignore[arg-type]
     (run / CHANGES).write_text('{"change": {"optim.learning_rate": 3e-3}')
-    following.read(2)
+    following.read(2, [])
     assert not read_decided(run).known
     (run / CHANGES).write_text('{"change": {"optim.learning_rate": 3e-3}}')
-    following.read(3)
+    following.read(3, [])
     assert [change.at for change in read_decided(run).changes] == [3] and not read_decided(run).refused
 
 
 def test_of_a_long_line_that_is_refused_the_beginning_is_told(config: Path, tmp_path: Path) -> None:
     run, told = changes(tmp_path / "run"), Told()
     (run / CHANGES).write_text("x" * 10_000 + "\n")
-    InForce(load(config), None, Mesh(), told).read(2)  # type: ignore[arg-type]
+    InForce(load(config), None, Mesh(), told).read(2, [])  # type: ignore[arg-type]
     (event,), shown = told.of("change refused"), "x" * in_force.MOST_SHOWN
     assert (event["asked"], event["step"]) == (shown, 2) and told.said[0].startswith(f"{CHANGES}: {shown} is refused, ")
 
@@ -332,14 +332,14 @@ def test_a_change_that_the_data_do_not_allow_is_refused_when_its_step_has_come(c
     run = changes(tmp_path / "run", {"change": {"train.steps": 10_000}, "at": 2})
     state: Any = SimpleNamespace(step=2, samples=8, changes=[], rollbacks=[])
     following = InForce(began, open_corpus(began), Mesh(), told)  # type: ignore[arg-type]
-    following.read(1)
+    following.read(1, [])
     assert following.follow(state)[0] == began and not state.changes
     (refusal,) = read_decided(run).refused
     assert "but data.epochs = 1" in refusal.reason
     assert told.of("change refused") == [{"step": 2, "asked": "train.steps = 10000", "reason": refusal.reason}]
     assert not read_decided(run).changes and not following.is_over(state)
     for each in (following, InForce(began, None, Mesh(), told)):  # type: ignore[arg-type]
-        each.read(2)  # the line is still there, and a run that is started again sees it too
+        each.read(2, [])  # the line is still there, and a run that is started again sees it too
         assert read_decided(run) == Decided(refused=(refusal,)) and len(told.of("change refused")) == 1
 
 
@@ -355,7 +355,7 @@ def test_a_change_between_a_return_and_what_makes_the_run_shorter_leaves_data_fo
     left = len(corpus.datasets.train) - 12
     state: Any = SimpleNamespace(step=3, samples=left, changes=[], rollbacks=[])
     following = InForce(began, corpus, Mesh(), Told())  # type: ignore[arg-type]
-    following.read(3)
+    following.read(3, [])
     assert following.follow(state)[0].train.global_batch_size == (batch if taken else 4)
     told = f"Up to train.steps = 7, behind step 3 from sample {left + 1:,} on, the run takes "
     refused = read_decided(run).refused
@@ -381,7 +381,7 @@ def test_behind_a_return_to_the_step_of_a_change_it_is_made_again(config: Path, 
     began, values = load(config), {"optim.learning_rate": 3e-3, "optim.weight_decay": 0.3}
     changes(tmp_path / "run", {"change": values, "at": 4})
     following = InForce(began, open_corpus(began), Mesh(), Told())  # type: ignore[arg-type]
-    following.read(3)
+    following.read(3, [])
     state: Any = SimpleNamespace(step=4, samples=16, rollbacks=[])
     for _ in range(2):
         state.changes, state.learning_rate, state.optimizer = [], learning_rate_of(began), optimizer_of(began)
@@ -401,7 +401,7 @@ def test_a_change_is_made_in_its_step_and_told_with_who_asked_for_it(config: Pat
     state: Any = SimpleNamespace(step=1, samples=4, changes=[], rollbacks=[], optimizer=None)
     monitor = SimpleNamespace(event=told.event, say=told.say, follow=lambda **how: paces.append(how))
     following = InForce(began, open_corpus(began), Mesh(), monitor)  # type: ignore[arg-type]
-    following.read(1)
+    following.read(1, [])
     assert not following.is_over(state) and following.follow(state)[0] == began
     assert state.optimizer == optimizer_of(began)
     state.step, state.samples = 2, 8
@@ -425,7 +425,7 @@ def test_a_run_at_its_end_knows_whether_a_change_makes_it_longer(
     asked = {"optim.learning_rate": 3e-3} if steps is None else {"train.steps": steps}
     changes(tmp_path / "run", {"change": asked, "at": at})
     following = InForce(load(config), None, Mesh(), Told())  # type: ignore[arg-type]
-    following.read(4)
+    following.read(4, [])
     state: Any = SimpleNamespace(step=6, changes=[])
     assert following.prolongs(state) is longer
 
@@ -454,7 +454,7 @@ def test_what_was_decided_is_read_by_rank_0_alone(config: Path, tmp_path: Path) 
         (folder / DECIDED).write_text(Decided(changes=(change,)).model_dump_json() if rank == 0 else "{")
         mine = began.model_copy(update={"run": began.run.model_copy(update={"folder": str(folder)})})
         following = InForce(mine, None, build_mesh(Layout(dp=2), rank), Told())  # type: ignore[arg-type]
-        following.read(1)
+        following.read(1, [])
         state: Any = SimpleNamespace(step=2, changes=[])
         return following.is_over(state)
 

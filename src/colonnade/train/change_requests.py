@@ -77,7 +77,7 @@ class Decided(BaseModel):
         """The lines that were decided."""
         return frozenset([*(each.line for each in self.changes), *(each.line for each in self.refused)])
 
-    def with_line(self, line: Line, began: Config, step: int, returns: Sequence[Rollback] = ()) -> "Decided":
+    def with_line(self, line: Line, began: Config, step: int, returns: Sequence[Rollback]) -> "Decided":
         """With what a line comes to, at a run that has done `step` steps, with these rollbacks."""
         try:
             change = decide(line, began, self, step, returns)
@@ -181,7 +181,7 @@ def is_request(text: str) -> bool:
     return True
 
 
-def decide(line: Line, began: Config, decided: Decided, step: int, returns: Sequence[Rollback] = ()) -> Change:
+def decide(line: Line, began: Config, decided: Decided, step: int, returns: Sequence[Rollback]) -> Change:
     """The change that a line asks for, at a run that has done `step` steps, with these rollbacks. ConfigError where it
     is refused.
     """
@@ -260,7 +260,7 @@ def ask(run: Path, request: dict[str, Any]) -> None:
 
 
 def _check_not_ended_early(
-    run: Path, began: Config, changes: Sequence[Change], step: int, returns: Sequence[Rollback] = ()
+    run: Path, began: Config, changes: Sequence[Change], step: int, returns: Sequence[Rollback]
 ) -> None:
     """ConfigError where train.patience has ended the run with `step`, and no change behind it lets it go on."""
     patience = expected(began, [each for each in changes if each.at <= step], returns).train.patience

@@ -57,7 +57,7 @@ class InForce:
         """On rank 0: whether changes.jsonl is another than at the last look. It stays so until `read` has looked."""
         return self._mesh.rank == 0 and self._signature() != self._last_look
 
-    def read(self, step: int, returns: Sequence[Rollback] = ()) -> None:
+    def read(self, step: int, returns: Sequence[Rollback]) -> None:
         """Decide what is new in changes.jsonl, at a run that has done `step` steps, with these rollbacks; every rank
         calls this.
         """
