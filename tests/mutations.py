@@ -10631,6 +10631,13 @@ MUTATIONS = [
         "srun --kill-on-bad-exit=1",
         ("tests/launch/test_slurm.py",),
     ),
+    Mutation(
+        "a checkpoint on a disk that is away is set aside as damaged",
+        "train/damaged.py",
+        "        verify(before)\n",
+        "",
+        ("tests/train/test_damaged.py",),
+    ),
 ]
 
 

@@ -6,7 +6,8 @@
     ├── DataError             token files, text, tokenizers
     ├── CheckpointError       checkpoints that are missing, foreign or newer
     │   ├── CopiesError       state that several ranks hold alike, and that differs: not saved
-    │   └── DamagedError      … whose bytes are not those that were written
+    │   ├── DamagedError      … whose bytes are not those that were written
+    │   └── UnreadableError   … that the disk refuses with an input/output error
     ├── LockError             a folder in which another process is working
     └── MemoryShortError      a run that does not fit into the memory that is there
 
@@ -142,6 +143,10 @@ class CopiesError(CheckpointError):
 
 class DamagedError(CheckpointError):
     """A checkpoint whose bytes are not those that were written: the one before it may be sound."""
+
+
+class UnreadableError(CheckpointError):
+    """A checkpoint that the disk refuses with an input/output error: sectors of it are bad, or the disk is away."""
 
 
 class LockError(ColonnadeError):

@@ -2,6 +2,7 @@
 
 import errno
 import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from colonnade.checkpoint import manifest
 from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.load import load
 from colonnade.config.schema import Config
@@ -83,6 +85,44 @@ def test_so_does_a_run_that_returns_to_it(finished: Finished, config: Path, tmp_
     recovery.restore(expected, settings, corpus)
     for ours, theirs in zip(state.buckets, expected.buckets, strict=True):
         assert torch.equal(ours.master, theirs.master), ours.name
+
+
+@pytest.mark.parametrize(
+    ("refused", "times", "falls_back"),
+    [((6,), 9, True), ((4, 6), 9, False), ((6,), 1, False)],
+    ids=["its sectors are bad", "the disk is away", "the disk was away"],
+)
+def test_what_the_disk_refuses_is_damaged_where_it_gives_all_of_the_one_before(
+    refused: tuple[int, ...],
+    times: int,
+    falls_back: bool,
+    finished: Finished,
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, told, tries = copy(finished, tmp_path), Told(), list[Path]()
+    hashed, folders = manifest.hash_file, checkpoints_in(run / "checkpoints")
+
+    def read(path: Path) -> str:
+        if path.parent in [folders[step] for step in refused] and len(tries) < times:
+            tries.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return hashed(path)
+
+    monkeypatch.setattr(manifest, "hash_file", read)
+    settings = load(config, [f"run.folder={run}"])
+    corpus = open_corpus(settings)
+    state = build_state(settings, Mesh(), corpus.vocab_size, torch.device("cpu"))
+    monitor: Any = SimpleNamespace(event=told.event, say=told.say, go_back=lambda step: told.say(f"to {step}"))
+    if falls_back:
+        return_to_newest(state, settings, corpus, monitor)
+        assert state.step == 4 and told.said[0].startswith(f"{folders[6]} cannot be read (Input/output error), again")
+        assert folders[6].with_name(f"damaged_{folders[6].name}").is_dir()
+    else:
+        with pytest.raises(CheckpointError, match=r"Input/output error\. Fix that"):
+            return_to_newest(state, settings, corpus, monitor)
+        assert checkpoints_in(run / "checkpoints") == folders and not told.said
 
 
 @pytest.mark.parametrize("key", ["restarts.damaged=refuse", "restarts.limit=0"])

@@ -1,5 +1,6 @@
 """One failure for all ranks: what `torch.distributed.checkpoint` gathers from them, in one message."""
 
+import errno
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, UnreadableError
 
 
 @contextmanager
@@ -25,7 +26,8 @@ def same_on_all_ranks() -> Iterator[None]:
         return
     rank, error, trace = min(failures, key=lambda failure: not isinstance(failure[1], CheckpointError))
     if isinstance(error, OSError):
-        raise CheckpointError(
+        kind = UnreadableError if error.errno == errno.EIO else CheckpointError
+        raise kind(
             f"Rank {rank} could not read or write the checkpoint: {error}. Fix that (permissions, disk, mount), and "
             f"start again."
         ) from None

@@ -2,21 +2,25 @@
 and those in checkpoint.upload_to; said, and an event.
 
     look        before anything reads it: what its manifest and the sizes of its files show
-    restored    while it is read, at a start or by a run that returns to it: what the hashes of its bytes show
+    restored    while it is read, at a start or by a run that returns to it: what the hashes of its bytes show, and
+                what the disk refuses (an input/output error), now and once more, while it gives all of the checkpoint
+                before it: a disk or a network that is away is no damage
 
 Rank 0 alone looks, fetches and renames. Where there is no other checkpoint nothing is touched, and the run is refused.
 """
 
+import errno
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from pathlib import Path
 
 from colonnade.checkpoint.folders import set_aside_damaged
-from colonnade.checkpoint.manifest import newest
+from colonnade.checkpoint.manifest import newest, verify
 from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.schema import Config
-from colonnade.errors import CheckpointError, DamagedError
+from colonnade.errors import CheckpointError, ColonnadeError, DamagedError, UnreadableError
 from colonnade.launch.process import BACKGROUND
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
@@ -30,6 +34,8 @@ from colonnade.train.state import TrainState
 
 EVENT = "damaged checkpoint"
 TICK = 5.0  # seconds
+SOUND = "sound"
+"""Said of a checkpoint with which nothing is wrong that stays so."""
 
 
 def look(config: Config, world: Axis, monitor: Monitor) -> None:
@@ -46,9 +52,25 @@ def restored(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor
     while True:
         try:
             return recovery.restore(state, config, corpus)
-        except DamagedError as error:
-            if not _set_aside(config, world, monitor, str(error)):
+        except (DamagedError, UnreadableError) as error:
+            why = str(error) if isinstance(error, DamagedError) else by_rank_0(lambda: _refused(config), world)
+            if why == SOUND or not _set_aside(config, world, monitor, why):
                 raise
+
+
+def _refused(config: Config) -> str:
+    """On rank 0: that the disk refuses the newest checkpoint once more, and gives all of the one before; or `SOUND`."""
+    *_, before, last = [None, None, *checkpoints_in(checkpoints(Path(config.run.folder))).values()]
+    if before is None or last is None or not _falls_back(config):
+        return SOUND
+    with suppress(ColonnadeError, OSError):
+        verify(before)
+        try:
+            verify(last)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                return f"{last} cannot be read ({error.strerror}), again, and all of {before.name} can."
+    return SOUND
 
 
 def _damage(config: Config) -> str:
@@ -64,9 +86,11 @@ def _damage(config: Config) -> str:
 
 def _set_aside(config: Config, world: Axis, monitor: Monitor, why: str) -> bool:
     """Whether another checkpoint has taken the place of the newest; the same on all ranks."""
-    if not config.restarts.limit or config.restarts.damaged != "fall_back":
-        return False
-    return by_rank_0(lambda: str(_replaced(config, monitor, why)), world) == str(True)
+    return _falls_back(config) and by_rank_0(lambda: str(_replaced(config, monitor, why)), world) == str(True)
+
+
+def _falls_back(config: Config) -> bool:
+    return config.restarts.limit > 0 and config.restarts.damaged == "fall_back"
 
 
 def _replaced(config: Config, monitor: Monitor, why: str) -> bool:
