@@ -16,12 +16,18 @@ import torch
 from torch._decomp import decompositions
 from torch.utils.cpp_extension import include_paths
 
+from tests.parity.runs import BLOCKS
+
 HERE = Path(__file__).parent
 MODEL = {"num_layers": 2, "hidden_size": 64, "num_heads": 4, "seq_length": 16}
 
 
 def case(precision: str = "bf16", tp: int = 1, *, documents: bool = False, **model: Any) -> dict[str, Any]:
     return {"model": MODEL | model, "precision": precision, "tp": tp, "documents": documents}
+
+
+def undropped(block: str, *, documents: bool = False) -> dict[str, Any]:
+    return case(documents=documents, dropout=0.0, attention_dropout=0.0, **BLOCKS[block])
 
 
 BATCH = 3  # tokens, labels, loss mask
@@ -37,6 +43,13 @@ CASES = {
     "documents": (case(dropout=0.0, attention_dropout=0.0, documents=True), BATCH + 2),  # and positions
     "tp 2": (case(tp=2, dropout=0.0, attention_dropout=0.0), BATCH),
     "fp32 residual": (case(dropout=0.0, attention_dropout=0.0, fp32_residual=True), BATCH),
+    **{block: (undropped(block), BATCH + 2) for block in ("llama", "grouped", "neox")},  # wavelengths of each block
+    "llama, documents": (undropped("llama", documents=True), BATCH + 2 + 2),
+    "window": (undropped("window"), BATCH),
+    "bert": (undropped("bert"), BATCH + 5),  # types, padding, pairs' labels and mask, and the samples' numbers
+    "labels": (undropped("labels"), 6),
+    "spans": (undropped("spans"), 6),
+    "t5": (undropped("t5"), BATCH + 1 + 5),  # the decoder's tokens, and the ranges of distances of each block
 }
 
 
@@ -74,5 +87,5 @@ def test_the_host_waits_for_nothing(name: str, walked: dict[str, dict[str, Any]]
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_more_is_uploaded_than_batch_and_keys(name: str, walked: dict[str, dict[str, Any]]) -> None:
-    """One pinned copy for each mask, each tensor of the batch, and each block's slopes."""
+    """One pinned copy for each mask, each tensor of the batch, and what each block knows of positions."""
     assert walked[name]["uploads"] == CASES[name][1]

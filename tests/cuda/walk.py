@@ -9,24 +9,22 @@ Prints a JSON list: {"uploads": pinned copies to the device, "waits": what the h
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from colonnade.config.model import ModelConfig
-from colonnade.data.loader import Batch
-from colonnade.kernels.dropout import Masks
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
-from colonnade.model.gpt import GPT
-from colonnade.model.inputs import Inputs
+from colonnade.model.model import Transformer
 from colonnade.model.precision import DTYPES
 from colonnade.optim.adamw import AdamW
 from colonnade.optim.param_slice import ParamSlice
+from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel
 
 CUDA = torch.device("cuda", 0)
@@ -57,31 +55,31 @@ class Crossings(TorchDispatchMode):
             self.waits[f"{name} {way[0]} to {way[1]}"] += 1
 
 
-def batch(model: ModelConfig, *, documents: bool) -> Batch:
-    tokens = torch.zeros(model.seq_length, SAMPLES, dtype=torch.int64)
-    apart = torch.zeros_like(tokens) if documents else None
-    mask = torch.ones(model.seq_length, SAMPLES)
-    return Batch(tokens, tokens, mask, torch.arange(SAMPLES), documents=apart, positions=apart)
-
-
-def forward(model: ModelConfig, precision: str, tp: int, *, documents: bool) -> Tensor:
-    """Forward of all units, with the loss' own gradients; every dtype and device on the way is checked by torch."""
+def model_on_device(model: ModelConfig, precision: str, tp: int) -> Transformer:
+    """With its weights on the device, and what else it has made where the program makes it: on the CPU."""
     axis = paper_mesh(Layout(tp=tp), tp - 1).tp
     before = torch.get_default_dtype()
     torch.set_default_dtype(DTYPES[precision])
-    with CUDA:
-        gpt = GPT(model, VOCAB, Parallel(axis, sequence_parallel=tp > 1))
+    made = TASKS[model.kind_and_head].build(model, VOCAB, Parallel(axis, sequence_parallel=tp > 1), None)
     torch.set_default_dtype(before)
-    given = batch(model, documents=documents).to(CUDA)
-    weights = given.loss_mask.double()
-    masks = Masks(1, np.arange(SAMPLES))
-    inputs = Inputs(given.tokens, given.labels, weights, masks, documents=given.documents, positions=given.positions)
+    for module in made.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            setattr(module, name, torch.nn.Parameter(torch.empty_like(weight, device=CUDA)))
+    return made
+
+
+def forward(model: ModelConfig, precision: str, tp: int, *, documents: bool) -> None:
+    """Forward of all units, with the losses' own gradients; every dtype and device on the way is checked by torch."""
+    task = TASKS[model.kind_and_head]
+    with unset_fake_temporarily():  # dropout reads the numbers of samples
+        batch = task.random_batch(model, SAMPLES, VOCAB, separate_documents=documents)
+        masks = task.inputs(batch, None, 1).masks
+    given, made = batch.to(CUDA), model_on_device(model, precision, tp)
+    inputs = replace(task.inputs(given, torch.ones_like(task.counts(given)), None), masks=masks)
     carry: tuple[Tensor, ...] = ()
-    for unit in gpt.units():
-        carry = gpt.run(unit, carry, inputs)
-    (loss,) = carry
-    assert loss.is_cuda
-    return loss
+    for unit in made.units():
+        carry = made.run(unit, carry, inputs)
+    assert all(loss.is_cuda for loss in carry)
 
 
 def update() -> None:
@@ -94,9 +92,16 @@ def update() -> None:
     rule.update_(slices, step=2, learning_rate=0.1, factor=factor)
 
 
+def pinned(x: Tensor) -> Tensor:
+    """As torch does: no fake tensor is pinned, but what lies on a device is refused."""
+    if x.device.type != "cpu":
+        raise RuntimeError(f"cannot pin '{x.type()}' only dense CPU tensors can be pinned")
+    return x
+
+
 def main(guard: str, told: str) -> None:
     torch.ops.load_library(guard)
-    torch.Tensor.pin_memory = lambda self: self  # type: ignore[method-assign,assignment]  # no fake tensor is pinned
+    torch.Tensor.pin_memory = pinned  # type: ignore[method-assign,assignment]
     found = []
     for case in json.loads(told):
         crossings = Crossings()

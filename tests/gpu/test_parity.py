@@ -19,6 +19,7 @@ CASES = {
     "ALiBi": Case(position="alibi", embedding_norm=True),
     "post-norm": Case(norm_position="post"),
     "documents": Case(documents="separate"),
+    "llama, documents": Case(block="llama", documents="separate"),
     "no dropout": Case(drop=0.0),
     "documents, no dropout": Case(drop=0.0, documents="separate"),
     "ALiBi, no dropout": Case(drop=0.0, position="alibi"),

@@ -23,6 +23,8 @@ def test_where_a_tensor_is() -> None:
         assert (x.is_cuda, copy.is_cuda, zeros.is_cuda, others.is_cuda) == (True, False, False, True)
         assert copy.cpu() is copy and copy.pin_memory() is copy and not torch.ones(3).is_cuda
         assert [place.is_on_host(each) for each in (x, copy, zeros, others)] == [False, True, True, False]
+        with pytest.raises(RuntimeError, match="pinned"):
+            x.pin_memory()
     with StandIn("cpu"):
         assert not x.is_cuda and x.cpu() is x
 

@@ -104,8 +104,10 @@ class Attention(nn.Module):
             q, k = self.query_norm(q), self.key_norm(k)
         b, _, s, _ = q.shape
         if self.rotary is not None:
-            first = 0 if cache is None else cache.length
-            q, k = self.rotary.turn(torch.arange(first, first + s) if positions is None else positions, q, k)
+            if positions is None:
+                first = 0 if cache is None else cache.length
+                positions = torch.arange(first, first + s, device=x.device)
+            q, k = self.rotary.turn(positions, q, k)
         k, v = (k, v) if cache is None else cache.extend(k, v)
         k, v = (each_for_its_queries(heads, len(self.heads)) for heads in (k, v))
         mask = self.mask.with_pairs(pairs)

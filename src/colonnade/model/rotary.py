@@ -60,8 +60,10 @@ class Rotary:
         self.inverse, self.scale = inverse_wavelengths(rotary, width), attention_scale(rotary)
 
     def turn(self, positions: Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
-        """[b, n, s, d] each, at int64 positions [s] or [s, b] -> the same, turned. Angles are computed in fp64."""
-        places = upload(positions.to(torch.float64), heads[0].device)
+        """[b, n, s, d] each, at int64 positions [s] or [s, b] on their device -> the same, turned. Angles are computed
+        in fp64.
+        """
+        places = positions.to(torch.float64)
         angles = places[..., None] * upload(self.inverse, places.device)  # [s, w/2] or [s, b, w/2]
         angles = angles[None, None] if positions.ndim == 1 else angles.transpose(0, 1)[:, None]  # [1 or b, 1, s, w/2]
         dtype = torch.promote_types(heads[0].dtype, torch.float32)

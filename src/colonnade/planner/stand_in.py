@@ -96,6 +96,8 @@ class StandIn(TorchFunctionMode):
         return self._to_host(x) if x.is_meta else x.cpu(**keys)
 
     def _pin_memory(self, x: Tensor) -> Tensor:
+        if self._is_cuda(x):
+            raise RuntimeError("only what lies in CPU memory can be pinned")  # as torch does
         return x if x.is_meta else x.pin_memory()
 
     def _zeros_like(self, x: Tensor, **keys: Any) -> Tensor:
