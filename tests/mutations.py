@@ -5823,6 +5823,13 @@ MUTATIONS = [
         ("tests/mesh/test_transport.py",),
     ),
     Mutation(
+        "what a GPU has done hangs until the program waits for it",
+        "mesh/ledger.py",
+        "        return work is not None and bool(work.is_completed())\n",
+        "        return False\n",
+        ("tests/mesh/test_transport.py",),
+    ),
+    Mutation(
         "the state is copied to memory without a comparison of its copies",
         "train/loop.py",
         "compares = copies or (compare_every and state.step % compare_every == 0)",

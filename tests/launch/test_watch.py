@@ -6,6 +6,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -315,6 +316,9 @@ class Work:
     def query(self) -> bool:
         return self.ready
 
+    def is_completed(self) -> bool:
+        return self.done
+
     @property
     def over(self) -> "Over":
         return Over(self)
@@ -353,6 +357,20 @@ def test_on_a_device_the_oldest_operation_that_could_be_done_and_is_not_is_waite
     entry, waited = timer.tick(1.0)
     assert entry is not None and (entry.number, waited) == (2, 0.0)
     assert timer.tick(1.0)[1] == 1.0
+
+
+def test_what_the_program_has_not_waited_for_counts_until_the_device_has_done_it() -> None:
+    """As the gather that ends a step, while the program waits for a save."""
+    ledger, gather = Ledger(), Work()
+    timer = WaitTimer(ledger)
+    entry = ledger.open("all_gather", "dp", torch.ones(1), Site("here.py:1"))
+    ledger.flying.append(Flight(entry, gather, work=weakref.ref(gather)))
+    assert [timer.tick(1.0) for _ in range(3)] == [(None, 0.0), (entry, 0.0), (entry, 1.0)]
+    gather.done = True
+    assert timer.tick(1.0) == (None, 0.0) and not ledger.flying
+    flights(ledger, 1)
+    timer.tick(1.0), timer.tick(1.0)
+    assert timer.tick(1.0) == (ledger.entries[-1], 1.0), "and what hangs behind it is told by its own name"
 
 
 def test_a_wait_is_counted_from_its_own_beginning() -> None:

@@ -32,10 +32,13 @@ class Work:
     """As NCCL's: it owns the tensors of its operation."""
 
     def __init__(self, out: torch.Tensor) -> None:
-        self.out = out
+        self.out, self.completed = out, False
 
     def wait(self) -> None:
         pass
+
+    def is_completed(self) -> bool:
+        return self.completed
 
 
 class Event:
@@ -71,6 +74,20 @@ def test_what_was_waited_for_is_not_kept_alive(events: list[Event]) -> None:
     del out, pending
     gc.collect()
     assert alive() is None and list(ledger.flying) == [flight]
+
+
+def test_what_the_device_has_done_is_over_before_the_program_waits_for_it(events: list[Event]) -> None:
+    ledger, work = Ledger(), Work(torch.ones(4))
+    carried = TorchTransport("dp", Groups(None, None, None), 2, ledger)  # type: ignore[arg-type]
+    pending = carried._run("all_gather", work.out.as_subclass(OnDevice), Site("here.py:1"), lambda: work)
+    (flight,) = ledger.flying
+    assert not flight.is_over
+    work.completed = True
+    assert flight.is_over
+    pending.wait()
+    assert not flight.is_over, "now the end of the program's own wait counts"
+    events[-1].reached = True
+    assert flight.is_over
 
 
 @pytest.mark.parametrize("timed", [True, False])

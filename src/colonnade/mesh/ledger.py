@@ -7,6 +7,7 @@ explanation of a hang and the simulator all read this.
 
 import sys
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Container
 from contextlib import AbstractContextManager, nullcontext
@@ -64,17 +65,22 @@ class Entry:
 
 @dataclass
 class Flight:
-    """An operation on a CUDA device. It holds events, never what torch calls the work: that owns its tensors."""
+    """An operation on a CUDA device. It keeps events alive, never what torch calls the work: that owns its tensors."""
 
     entry: Entry
     ready: Any
     """The event after which the device may begin with it."""
     done: Any = None
     """The event after which the device is done with it; None until the program has waited for it."""
+    work: weakref.ref[Any] | None = None
+    """Until then it can be asked."""
 
     @property
     def is_over(self) -> bool:
-        return self.done is not None and bool(self.done.query())
+        if self.done is not None:
+            return bool(self.done.query())
+        work = None if self.work is None else self.work()
+        return work is not None and bool(work.is_completed())
 
 
 @dataclass

@@ -4,6 +4,7 @@ Both write the same ledger. `PaperTransport` moves nothing: one process can walk
 layout and see what it would send (shapes, bytes, order), as the planner and the audit do.
 """
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -113,6 +114,7 @@ class TorchTransport:
         flight = None if x.is_cpu else Flight(entry, mark())
         work = self.ledger.wait(entry, start)  # the first on a group of NCCL waits for the others
         if flight is not None:
+            flight.work = weakref.ref(work)
             self.ledger.flying.append(flight)
         return Pending(work, self.ledger, entry, flight, mark)
 
