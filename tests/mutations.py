@@ -10304,6 +10304,13 @@ MUTATIONS = [
         ("tests/launch/test_watch_alarm.py",),
     ),
     Mutation(
+        "the thread that watches a rank takes memory on the first GPU",
+        "launch/watch.py",
+        "            torch.cuda.set_device(self.device)  #",
+        "            pass  #",
+        ("tests/launch/test_watch.py",),
+    ),
+    Mutation(
         "labels that do not count must be in the vocabulary",
         "model/stack.py",
         "assert are_tokens(labels, self.vocab_size, loss_weights), (",

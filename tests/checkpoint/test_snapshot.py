@@ -146,7 +146,9 @@ def test_pinned_memory_is_let_go_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_copy_from_a_gpu_is_whole_when_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is behind what the main thread has asked for, on a stream of its own, which is waited for."""
+    """It is behind what the main thread has asked for, on a stream of its own, which is waited for. The thread that
+    makes it comes to that GPU first: left on the first one, it would take memory there.
+    """
     told: list[Any] = []
 
     class Runtime:
@@ -154,6 +156,8 @@ def test_a_copy_from_a_gpu_is_whole_when_it_returns(monkeypatch: pytest.MonkeyPa
             return 0
 
     class Stream:
+        device = torch.device("cuda", 3)
+
         def wait_stream(self, other: str) -> None:
             told.append(f"behind {other}")
 
@@ -169,12 +173,13 @@ def test_a_copy_from_a_gpu_is_whole_when_it_returns(monkeypatch: pytest.MonkeyPa
     for name, stands_in in (("cudart", Runtime), ("Stream", Stream), ("stream", on)):
         monkeypatch.setattr(torch.cuda, name, stands_in)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the main stream")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: told.append(f"on {device}"))
     shards = model_shards(weights(), 0, 1)
     agreement = agree(shards)
     originals, copies = agreement.tensors(shards), Snapshot(agreement.items, pinned=True)
     copies.wait_for_originals()
     copies.take(originals)
-    assert told == ["behind the main stream", "copies", "asked for", "waited for"]
+    assert told == ["behind the main stream", "on cuda:3", "copies", "asked for", "waited for"]
     assert all(torch.equal(copies.tensors[name], tensor) for name, tensor in originals.items())
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,13 @@ def test_no_wait_is_longer_than_can_be_counted(told: dict[str, Any]) -> None:
     """As of who writes 1e15 for never."""
     with join.joined(Layout(tp=2), "auto", timeout=1e15):
         assert told["mesh"] == {"timeout": told["connect"][1]["timeout"]} == {"timeout": pytest.approx(1e9)}
+
+
+def test_the_watch_is_told_what_the_rank_computes_on(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "board", object)
+    monkeypatch.setattr(join, "Watch", lambda *_, **more: nullcontext(told.update(watch=more)))
+    with join.joined(Layout(tp=2), "cpu"):
+        assert told["watch"] == {"device": CPU}
 
 
 def test_who_fails_says_so_before_the_others_lose_it(told: dict[str, Any]) -> None:

@@ -392,6 +392,18 @@ def test_failures_are_no_ones_business_after_the_watch(tmp_path: Path) -> None:
     assert Report.from_json(report_file(tmp_path, 0).read_text()).left == reporter.IN_ORDER
 
 
+@pytest.mark.parametrize("device", [torch.device("cuda", 3), torch.device("cpu")], ids=str)
+def test_the_watch_looks_at_the_gpu_of_its_own_rank(
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread begins on the first one, where each question would take memory."""
+    told = list[tuple[str, torch.device]]()
+    monkeypatch.setattr(torch.cuda, "set_device", lambda to: told.append((threading.current_thread().name, to)))
+    with Watch(paper_mesh(Layout(tp=2), 0), 5.0, FolderBoard(tmp_path), device=device):
+        pass
+    assert told == ([("watch", device)] if device.type == "cuda" else [])
+
+
 def test_the_peer_of_a_transfer_is_told_by_its_rank(tmp_path: Path) -> None:
     """The ledger has its number on the axis."""
     mesh = paper_mesh(Layout(tp=2, pp=3), 3)

@@ -49,6 +49,7 @@ class Snapshot:
             for name, tensor in tensors.items():
                 _copy(tensor, self.tensors[name])
             return
+        torch.cuda.set_device(self._stream.device)  # a thread begins on GPU 0, and would take memory there
         with torch.cuda.stream(self._stream):
             for name, tensor in tensors.items():
                 self.tensors[name].copy_(tensor, non_blocking=True)

@@ -40,7 +40,7 @@ def joined(
         agree_on_program(properties or {"layout": str(layout)}, place, all_ranks())
         mesh = build_mesh(layout, launch.rank_and_size()[0], timeout=timeout + _LATER)
         board = launch.board()
-        with nullcontext() if board is None else Watch(mesh, timeout, board, launch.neighbours()):
+        with nullcontext() if board is None else Watch(mesh, timeout, board, launch.neighbours(), device=place):
             try:
                 yield mesh, place
             except Exception as error:

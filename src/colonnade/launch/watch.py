@@ -24,6 +24,7 @@ from itertools import count, islice
 from types import TracebackType
 from typing import Self
 
+import torch
 import torch.distributed as dist
 
 from colonnade.launch.board import Board
@@ -45,9 +46,19 @@ _LOST = ("connection", "timed out", "timeout", "broken pipe", "closed by peer", 
 class Watch:
     """Watches in the background while the `with` block runs."""
 
-    def __init__(self, mesh: Mesh, timeout: float, board: Board, neighbours: Collection[int] = ()) -> None:
-        """`timeout`: seconds. `neighbours`: the ranks of this machine, whose death this rank is to notice."""
-        self.mesh, self.timeout, self.board = mesh, timeout, board
+    def __init__(
+        self,
+        mesh: Mesh,
+        timeout: float,
+        board: Board,
+        neighbours: Collection[int] = (),
+        *,
+        device: torch.device | None = None,
+    ) -> None:
+        """`timeout`: seconds. `neighbours`: the ranks of this machine, whose death this rank is to notice. `device`:
+        what the program computes on; None: the CPU.
+        """
+        self.mesh, self.timeout, self.board, self.device = mesh, timeout, board, device
         self._timer = WaitTimer(mesh.ledger)
         self._waiting: tuple[Entry | None, float] = (None, 0.0)
         self._process, self._beats = mine(), count(1)
@@ -79,6 +90,8 @@ class Watch:
             time.sleep(_STAND)
 
     def _watch(self) -> None:
+        if self.device is not None and self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # a thread begins on GPU 0, and would take memory there
         before = time.monotonic()
         while not self._over.wait(self.board.tick):
             now = time.monotonic()
