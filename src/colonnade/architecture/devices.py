@@ -22,7 +22,7 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """The device's peak in FLOP/s where it is known: bf16 on the GPUs listed above."""
-    if precision != "bf16":
+    """The device's peak in FLOP/s where it is known: bf16 on the GPUs listed above, whole ones."""
+    if precision != "bf16" or re.search(r"\bMIG\b", device_name):  # a slice is named behind its GPU
         return None
     return next((peak for name, peak in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", device_name)), None)
