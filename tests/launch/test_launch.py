@@ -588,18 +588,38 @@ def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.set_num_threads(threads)
 
 
+def test_torch_is_asked_for_gpus_when_what_their_driver_reads_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what the user has set stays."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "set, so that it is put back")
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+
+    def count() -> int:
+        assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+        raise InterruptedError
+
+    monkeypatch.setattr(torch.cuda, "device_count", count)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    with pytest.raises(InterruptedError):
+        launch.connect(1, "cpu")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    launch.ask_for_queues()
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+
+
 def test_cuda_is_prepared_and_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG"):
-        monkeypatch.setenv(name, "set, so that it is put back")
-        monkeypatch.delenv(name)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "set, so that it is put back")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     fills = torch.utils.deterministic.fill_uninitialized_memory
     try:
         launch._prepare_cuda(deterministic=False)
-        assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32" and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-        assert not torch.are_deterministic_algorithms_enabled()
-        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ and not torch.are_deterministic_algorithms_enabled()
         launch._prepare_cuda(deterministic=True)
-        assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1" and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+        launch._prepare_cuda(deterministic=True)
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)

@@ -253,6 +253,15 @@ def test_a_run_keeps_its_precision_wherever_it_goes_on(finished: Finished, monke
     assert begin.lines(finished.config, on_gpus) == []
 
 
+def test_gpus_are_counted_when_what_their_driver_reads_is_there(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "set, so that it is put back")
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    seen = list[str]()
+    monkeypatch.setattr(begin, "count_gpus", lambda: seen.append(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]) or 0)
+    begin.load_for_run(config, ["train.device=auto"])
+    assert seen == ["32"]
+
+
 OLD = '[model]\ndropout = 0.1\n[train]\nevaluate_every = 0\nprecision = "fp64"\n'
 
 

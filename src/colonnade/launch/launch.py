@@ -149,6 +149,7 @@ def connect(
     check_size(num_ranks)
     end_with_supervisor()
     torch.set_num_threads(checked_threads(threads))
+    ask_for_queues()
     place = _choose_device(device, torch.cuda.device_count())
     if place.type == "cpu":
         keep_freed_memory()
@@ -291,17 +292,16 @@ def _choose_device(device: str, num_gpus: int) -> "torch.device":
     return torch.device("cuda", local_rank()) if kind == "cuda" else torch.device("cpu")
 
 
-def _prepare_cuda(*, deterministic: bool) -> None:
-    """What CUDA reads from the environment when the device is first used; what the user has set stays.
+def ask_for_queues() -> None:
+    """To be called before CUDA's driver is: a stream of a process group that waits holds up what shares its queue."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # the most; 8 unless told otherwise
 
-    A device has so many queues as connections, and streams that share one wait for each other: a transfer that waits
-    for its peer would hold up computation behind it. There is a stream for each process group, and 8 queues unless
-    told otherwise; 32 is the most.
-    """
+
+def _prepare_cuda(*, deterministic: bool) -> None:
+    """What CUDA's libraries read from the environment when the device is first used; what the user has set stays."""
     import torch
     from torch.utils import deterministic as settings
 
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS promises equal bits with it alone
         torch.use_deterministic_algorithms(True)

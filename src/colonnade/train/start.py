@@ -62,6 +62,7 @@ def load_for_run(path: Path | TomlFile, overrides: Sequence[str] = (), *, also: 
     What the launcher has shown, its ranks do not show; what rank 0 shows, the others do not: torchrun ends them when
     it has. `also`: that of `load`.
     """
+    launch.ask_for_queues()  # GPUs are counted here
     if launch.has_supervisor() or launch.rank_and_size()[0] != 0:
         try:
             return _as_begun(load(path, overrides, complete=complete))
