@@ -10641,7 +10641,7 @@ MUTATIONS = [
     Mutation(
         "a step of Slurm has one core, whatever its job has",
         "launch/slurm.py",
-        "srun --kill-on-bad-exit=1 --cpus-per-task={cpus}",
+        'srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK"',
         "srun --kill-on-bad-exit=1",
         ("tests/launch/test_slurm.py",),
     ),

@@ -148,14 +148,16 @@ def _values(config: Config, job: Job, arguments: Sequence[str], python: str) -> 
         "run": shlex.quote(config.run.folder),
         "python": shlex.quote(python),
         "ranks": job.ranks_per_node,
-        "cpus": job.cpus_per_node,
         "restarts": config.restarts.limit,
         "train": shlex.join(["train", *arguments]),
         "unfinished": UNFINISHED,
         "again": _NEXT_STAGE if job.array else _REQUEUE,
+        "itself": _STAGE if job.array else _JOB,
     }
 
 
+_JOB = '"$SLURM_JOB_ID"'
+_STAGE = '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'  # the last stage's own number would stand for all of them
 _REQUEUE = 'scontrol requeue "$SLURM_JOB_ID"'
 _NEXT_STAGE = "exit 0  # the next stage of the array goes on"
 _BODY = r"""run={run}
@@ -170,7 +172,7 @@ port=$((20000 + SLURM_JOB_ID % 20000))
 # Before the time is over, or where Slurm ends the job: save, and leave. srun itself ignores the signals.
 trap 'touch "$run/leave"' USR1 TERM
 
-srun --kill-on-bad-exit=1 --cpus-per-task={cpus} "$python" -m torch.distributed.run \
+srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" "$python" -m torch.distributed.run \
   --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node={ranks} --max-restarts={restarts} \
   --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}" --rdzv-endpoint="$head:$port" \
   -m colonnade {train} &
@@ -180,7 +182,7 @@ while kill -0 "$pid" 2>/dev/null; do wait "$pid"; status=$?; done  # a signal en
 
 [ "$status" -eq 0 ] && exit 0
 # Slurm is ending the job: at its limit, for another one (preempted), or because somebody has cancelled or requeued it.
-job=$(scontrol show job "$SLURM_JOB_ID")
+job=$(scontrol show job {itself})
 preempted() {{ [[ $job =~ PreemptTime=[0-9] ]]; }}
 [[ $job =~ JobState=(COMPLETING|CANCELLED) && $job != *Reason=TimeLimit* ]] && ! preempted && exit "$status"
 
