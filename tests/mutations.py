@@ -1256,6 +1256,13 @@ MUTATIONS = [
         ("tests/model/test_llama.py",),
     ),
     Mutation(
+        "YaRN's ramp rises where its ends have crossed",
+        "model/rotary.py",
+        "(high - low or 0.001)",
+        "max(high - low, 0.001)",
+        ("tests/model/test_llama.py",),
+    ),
+    Mutation(
         "16-bit heads are turned by 16-bit cosines",
         "model/rotary.py",
         "dtype = torch.promote_types(heads[0].dtype, torch.float32)",

@@ -189,8 +189,25 @@ def test_logits_loss_and_gradients_are_hugging_faces(name: str) -> None:
             RotaryConfig(base=1e4, scaling="yarn", factor=4.0, original_length=100),
             {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 100},
         ),
+        (  # the ramp's end is before the first plane
+            RotaryConfig(base=1e4, scaling="yarn", factor=4.0, original_length=4),
+            {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 4},
+        ),
+        (  # and its start behind the last
+            RotaryConfig(base=3.0, scaling="yarn", factor=4.0, original_length=8192),
+            {"rope_type": "yarn", "rope_theta": 3.0, "factor": 4.0, "original_max_position_embeddings": 8192},
+        ),
     ],
-    ids=["plain", "linear", "llama3", "yarn", "yarn of a long text", "yarn of a short text"],
+    ids=[
+        "plain",
+        "linear",
+        "llama3",
+        "yarn",
+        "yarn of a long text",
+        "yarn of a short text",
+        "yarn of a few tokens",
+        "yarn of a small base",
+    ],
 )
 def test_angles_are_hugging_faces(ours: RotaryConfig, rope: dict[str, Any]) -> None:
     config = transformers.LlamaConfig(

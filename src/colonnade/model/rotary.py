@@ -33,7 +33,11 @@ def attention_scale(rotary: RotaryConfig) -> float:
 
 
 def _yarn_kept(rotary: RotaryConfig, plain: Tensor, head_dim: int) -> Tensor:
-    """How far each plane's angle is left alone, 0 … 1: a ramp over planes, between two numbers of turns."""
+    """How far each plane's angle is left alone, 0 … 1: a ramp over planes, between two numbers of turns.
+
+    Its ends cross where they lie beside all planes: an original length of a few tokens, or a small base. As in the
+    authors' code the ramp falls then, and no plane is divided, or all are.
+    """
     assert rotary.original_length is not None, "checked with the configuration"
 
     def plane(turns: float) -> float:
@@ -41,7 +45,7 @@ def _yarn_kept(rotary: RotaryConfig, plain: Tensor, head_dim: int) -> Tensor:
         return head_dim * math.log(length / (turns * 2.0 * math.pi)) / (2.0 * math.log(rotary.base))
 
     low, high = max(math.floor(plane(rotary.beta_fast)), 0), min(math.ceil(plane(rotary.beta_slow)), head_dim - 1)
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float64) - low) / max(high - low, 0.001)
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float64) - low) / (high - low or 0.001)
     return 1.0 - ramp.clamp(0.0, 1.0)
 
 
