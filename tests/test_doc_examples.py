@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from colonnade.config.schema import ParallelConfig
+from colonnade.mesh.layout import Layout
 from tests.commands import environment
+from tests.distributed import run_on_ranks
 
 ROOT = Path(__file__).parents[1]
 WRITTEN = ROOT / "tests" / "checkpoint" / "written"
@@ -71,6 +74,32 @@ def test_the_examples_of_a_page_run(page: Path, place: Path) -> None:
     command = [sys.executable, "-W", "error", "example.py"]
     done = subprocess.run(command, cwd=place, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def losses_told(rank: int, num_ranks: int, page: str, parallel: ParallelConfig, micro_batch_size: int) -> list[float]:
+    """What the page's first examples print, in fp64 and in fewer steps, on a rank of this layout."""
+    told: list[float] = []
+    text = "\n".join(examples(ROOT / page)[:2])
+    for old, new in {
+        "build_mesh(Layout(), 0)": "build_mesh(layout, rank)",
+        'RunConfig(folder="unused")': 'RunConfig(folder="unused"), parallel=parallel',
+        "micro_batch_size=4": f'micro_batch_size={micro_batch_size}, precision="fp64"',
+        "train(20)": "train(1)",
+        "train(10)": "train(2)",
+    }.items():
+        assert old in text
+        text = text.replace(old, new)
+    exec(text, {"layout": Layout(tp=parallel.tp), "rank": rank, "parallel": parallel, "print": told.append})
+    return told
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tp", "sequence parallel"])
+def test_a_loss_of_ones_own_is_the_serial_one_on_every_rank(sequence_parallel: bool) -> None:
+    """Also with other micro-batches."""
+    (serial,) = run_on_ranks(losses_told, 1, "docs/extend.md", ParallelConfig(), 4)
+    parallel = ParallelConfig(tp=2, sequence_parallel=sequence_parallel)
+    ranks = run_on_ranks(losses_told, 2, "docs/extend.md", parallel, 2)
+    assert len(serial) == 2 and ranks == [pytest.approx(serial, rel=1e-12)] * 2
 
 
 @pytest.mark.slow
