@@ -155,7 +155,9 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
             'optim.learning_rate = ".5" is text, where a number above 0 is expected. '
             "Write optim.learning_rate = 0.5, without quotes.",
         ),
-        ("optim.learning_rate=nan", "optim.learning_rate = nan is out of range, where a number above 0 is expected."),
+        ("optim.learning_rate=nan", "optim.learning_rate = nan is not finite, where a number above 0 is expected."),
+        ("optim.epsilon=-inf", "optim.epsilon = -inf is not finite, where a number above 0 is expected."),
+        ("train.gradient_clip=inf", "train.gradient_clip = inf is not possible: 0 turns clipping off."),
         (
             "model.dropout=1.0",
             "model.dropout = 1.0 is out of range, where a number of at least 0 and below 1 is expected.",

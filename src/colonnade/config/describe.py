@@ -5,6 +5,7 @@ sections, which may be unset.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from types import MappingProxyType, NoneType
@@ -178,7 +179,7 @@ def limit_in_words(limit: Ge | Gt | Le | Lt) -> str:
 
 
 def kind_of(value: object, key: Key) -> str:
-    """What a value of the wrong kind, or out of range, is: 'text', 'a list', 'out of range'."""
+    """What a value of the wrong kind, or out of range, is: 'text', 'a list', 'out of range', 'not finite'."""
     if value is None:
         return "no value"
     if isinstance(value, bool):
@@ -187,6 +188,8 @@ def kind_of(value: object, key: Key) -> str:
         return "empty"
     if isinstance(value, str):
         return "text"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "not finite"
     if type(value) is (list if key.many else key.type) or (isinstance(value, int) and key.type is float):
         return "out of range"
     return {int: "a number", float: "a number with a decimal point or exponent", list: "a list", dict: "a section"}.get(

@@ -53,8 +53,9 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("num_experts", "num_local_experts"), "there is no mixture of experts here")
 )
 # Values that one might rightly look for, and why they are not here.
-WHY_NOT: Mapping[tuple[str, str], str] = MappingProxyType(
+WHY_NOT: Mapping[tuple[str, str | float], str] = MappingProxyType(
     {
+        ("train.gradient_clip", float("inf")): "0 turns clipping off",
         ("model.position", "rope"): 'it is called "rotary" here',
         (
             "model.activation",
@@ -197,7 +198,7 @@ def missing(name: str, root: type[BaseModel]) -> Iterator[Problem]:
 
 def why_not(key: Key, value: object) -> str:
     """'is text, where a whole number of at least 1 is expected.'"""
-    reason = WHY_NOT.get((key.name, value)) if isinstance(value, str) else None
+    reason = WHY_NOT.get((key.name, value)) if isinstance(value, str | float) else None
     if reason:
         return f"is not possible: {reason}."
     if key.choices and type(value) is key.type:
