@@ -47,6 +47,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "GPT2LMHead",
         {**GPT2, "tie_word_embeddings": False, "activation_function": "gelu", "layer_norm_epsilon": 1e-6},
     ),
+    "gpt2, relu": ("GPT2LMHead", {**GPT2, "activation_function": "relu"}),
     "llama": ("LlamaForCausalLM", {**LLAMA, "rope_parameters": LLAMA3}),
     "llama, grouped, tied, biases": (
         "LlamaForCausalLM",
@@ -76,7 +77,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert, untied": ("BertForPreTraining", {**LLAMA, "tie_word_embeddings": False, "type_vocab_size": 3}),
     "megatron-bert": ("MegatronBertForPreTraining", {**LLAMA, "hidden_act": "gelu_new"}),
     "bloom": ("BloomForCausalLM", {"vocab_size": VOCAB, "hidden_size": 24, "n_layer": 3, "n_head": 6, **NO_IDS}),
-    "neox": ("GPTNeoXForCausalLM", {**LLAMA, "use_parallel_residual": False, "rotary_pct": 1.0}),
+    "neox": ("GPTNeoXForCausalLM", {**LLAMA, "use_parallel_residual": False, "rotary_pct": 1.0, "hidden_act": "relu"}),
     "pythia": ("GPTNeoXForCausalLM", {**LLAMA, "hidden_size": 48, "rotary_pct": 0.25}),
 }
 T5: dict[str, Any] = {

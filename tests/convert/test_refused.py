@@ -104,8 +104,9 @@ def write_tensors(folder: Path, state: dict[str, torch.Tensor]) -> None:
         ("gpt2", {"logit_softcap": 30.0}, "logit_softcap = 30.0 is not known here"),
         (
             "gpt2",
-            {"activation_function": "relu"},
-            'activation_function = "relu": this family can have gelu, gelu_python',
+            {"activation_function": "silu"},
+            'activation_function = "silu": this family can have gelu, gelu_python, gelu_new, gelu_pytorch_tanh, '
+            "gelu_fast, relu here",
         ),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scores are scaled alike in all layers here"),
         ("gpt2", {"n_embd": "24"}, 'n_embd = "24" is no whole number'),

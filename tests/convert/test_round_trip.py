@@ -25,7 +25,7 @@ from tests.runs import whole_tensors
 
 SHORT = ("gpt2", "qwen3")
 """Those that the default suite converts in bf16 too."""
-VARIANTS = ("gpt2, untied, exact gelu", "llama, for three ranks", "smollm", "qwen3, windows")
+VARIANTS = ("gpt2, untied, exact gelu", "gpt2, relu", "llama, for three ranks", "smollm", "qwen3, windows")
 """Those whose way back is in the slow suite."""
 T5_ALSO_HAS = ("n_positions", "bos_token_id", "decoder_start_token_id")
 OF_NO_EFFECT = {"dropout_rate", "_name_or_path", "max_window_layers", "seq_length", "n_inner", "rope_theta"}

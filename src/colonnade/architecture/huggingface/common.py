@@ -13,6 +13,7 @@ GELUS: Mapping[str, str] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
 }
+UNGATED: Mapping[str, str] = {**GELUS, "relu": "relu"}
 GATES: Mapping[str, str] = {"silu": "swiglu", "swish": "swiglu"}
 _THEIRS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "swiglu": "silu", "relu": "relu", "geglu_tanh": "gelu_new"}
 _WHOLE_HEADS = "rotary positions of this family turn whole heads here"

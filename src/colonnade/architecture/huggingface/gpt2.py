@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from colonnade.architecture.huggingface.common import GELUS, activation, standard_deviation, their_activation
+from colonnade.architecture.huggingface.common import UNGATED, activation, standard_deviation, their_activation
 from colonnade.architecture.huggingface.keys import Keys
 from colonnade.architecture.huggingface.statement import Family, at, tied_output
 from colonnade.config.model import ModelConfig
@@ -38,7 +38,7 @@ def _read(keys: Keys) -> dict[str, Any]:
         "ffn_hidden_size": keys.take("n_inner", int, None),
         "seq_length": length,
         "vocab_size": keys.take("vocab_size", int, 50257),
-        "activation": activation(keys, "activation_function", "gelu_new", GELUS),
+        "activation": activation(keys, "activation_function", "gelu_new", UNGATED),
         "norm_epsilon": keys.take("layer_norm_epsilon", float, 1e-5),
         "tie_embeddings": keys.take("tie_word_embeddings", bool, True),
         **standard_deviation(keys),
@@ -56,7 +56,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
         "n_layer": model.num_layers,
         "n_head": model.num_heads,
         "n_inner": model.ffn,
-        "activation_function": their_activation(model, GELUS),
+        "activation_function": their_activation(model, UNGATED),
         "resid_pdrop": model.dropout,
         "embd_pdrop": model.dropout,
         "attn_pdrop": model.attention_dropout,

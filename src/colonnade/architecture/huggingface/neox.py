@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from colonnade.architecture.huggingface.common import (
-    GELUS,
+    UNGATED,
     activation,
     rotary,
     standard_deviation,
@@ -50,7 +50,7 @@ def _read(keys: Keys) -> dict[str, Any]:
             keys, length, keys.take("rotary_emb_base", float, 10_000.0), share=keys.take("rotary_pct", float, 0.25)
         ),
         "parallel_residual": keys.take("use_parallel_residual", bool, True),
-        "activation": activation(keys, "hidden_act", "gelu", GELUS),
+        "activation": activation(keys, "hidden_act", "gelu", UNGATED),
         "norm_epsilon": keys.take("layer_norm_eps", float, 1e-5),
         "tie_embeddings": keys.take("tie_word_embeddings", bool, False),
         **standard_deviation(keys),
@@ -68,7 +68,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": model.num_heads,
         "intermediate_size": model.ffn,
-        "hidden_act": their_activation(model, GELUS),
+        "hidden_act": their_activation(model, UNGATED),
         "max_position_embeddings": model.seq_length,
         "initializer_range": model.init_std,
         "layer_norm_eps": model.norm_epsilon,
