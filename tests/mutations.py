@@ -10659,6 +10659,13 @@ MUTATIONS = [
         "",
         ("tests/train/test_damaged.py",),
     ),
+    Mutation(
+        "log-probabilities of other drawn weights are taken",
+        "train/reference.py",
+        "        if origin.leaves_drawn(stated.weights()):\n",
+        "        if not origin.leaves_drawn(stated.weights()):\n",
+        ("tests/train/test_reference.py",),
+    ),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,12 +16,13 @@ import transformers
 from torch import nn
 
 from colonnade.config.load import load
+from colonnade.config.schema import Config
 from colonnade.data.indexed import TokenFile
 from colonnade.errors import DataError
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import reference
 from colonnade.train.change import Change
-from colonnade.train.corpus import open_corpus
+from colonnade.train.corpus import Corpus, open_corpus
 from colonnade.train.in_force import InForce
 from tests.commands import Answer, forked, here
 from tests.examples.chats import jsonl
@@ -211,6 +213,34 @@ def test_a_reference_of_others_is_refused(pairs: Path, tuned: Path, tmp_path: Pa
     (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 nothing")
     answer = run(pairs, tmp_path / "other", f"preferences.reference={tmp_path / 'bad.npz'}")
     assert answer.status == 2 and "has no log-probabilities of a reference model" in answer.err, answer
+
+
+@pytest.mark.parametrize(
+    ("more", "is_refused"),
+    [
+        ((), False),
+        (("model.num_layers=1",), False),
+        (("model.num_layers=3",), True),
+        (("model.vocab_size=400", "train.init_from_resize=true"), True),
+        (("model.seq_length=40", "train.init_from_resize=true"), False),
+    ],
+)
+@pytest.mark.parametrize("other", ["train.seed=2", "model.init_std=0.2"])
+def test_a_reference_of_weights_that_were_drawn_is_that_of_runs_that_draw_the_same(
+    other: str, more: tuple[str, ...], is_refused: bool, pairs: Path, tmp_path: Path
+) -> None:
+    """Where the weights that it begins from have fewer layers, or rows."""
+
+    def reads(*keys: str) -> tuple[Config, Corpus]:
+        config = load(write_config(pairs, tmp_path), [f"preferences.reference={tmp_path / 'shared.npz'}", *more, *keys])
+        return config, open_corpus(config)
+
+    config, corpus = reads()
+    thought = {name: np.zeros((len(part), 2)) for name, part in reference._parts(corpus).items()}
+    reference._write(tmp_path / "shared.npz", reference._known(config, corpus, Mesh()), thought)
+    assert reference.stored(config, corpus, Mesh(), step=0) is not None
+    with pytest.raises(DataError, match="of other drawn weights than the run's") if is_refused else nullcontext():
+        assert reference.stored(*reads(other), Mesh(), step=0) is not None
 
 
 def test_a_start_with_a_reference_takes_the_pairs_in_the_order_of_one_without(

@@ -16,7 +16,13 @@ from colonnade.train import init_from, reference, taught
 from colonnade.train.reference import _parts, attach_stored, path_of, read, stored
 from tests.distributed import run_on_ranks
 
-KNOWN = {"data": {"data.train": "a"}, "seq_length": 16, "model": {"kind": "gpt"}, "precision": "fp32"}
+KNOWN = {
+    "data": {"data.train": "a"},
+    "seq_length": 16,
+    "model": {"kind": "gpt"},
+    "precision": "fp32",
+    "drawn weights": {"train.seed": 1, "model.init_std": 0.02},
+}
 PARTS: Any = {"train.0": range(3), "validation.0": range(2)}
 FOUND = {"train.0": np.arange(6.0).reshape(3, 2), "validation.0": np.ones((2, 2))}
 
@@ -26,7 +32,7 @@ def write(path: Path, about: dict[str, Any], found: dict[str, Any]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("lacks", ["", "model", "precision"])
+@pytest.mark.parametrize("lacks", ["", "model", "precision", "drawn weights"])
 def test_a_file_of_before_says_less_and_is_read(lacks: str, tmp_path: Path) -> None:
     path = write(tmp_path / "reference.npz", {key: each for key, each in KNOWN.items() if key != lacks}, FOUND)
     found = read(path, KNOWN, PARTS)
@@ -50,7 +56,7 @@ def test_a_file_of_another_run_is_told_by_what_differs(what: str, tmp_path: Path
         read(path, KNOWN, PARTS)
     first, theirs, own, _ = str(told.value).splitlines()
     assert first == f"{path} has log-probabilities of other {what} than the run's:"
-    assert (theirs, own) == ('  "other"', f"  {json.dumps(KNOWN[what])} (the run's)")
+    assert (theirs, own) == ('  "other"', f"  {json.dumps(KNOWN[what], sort_keys=True)} (the run's)")
 
 
 @pytest.mark.parametrize(("name", "rows"), [("validation.0", None), ("train.0", 2), ("train.0", 4)])
@@ -179,23 +185,30 @@ def test_what_the_reference_thinks_is_computed_once_and_given_to_all_pairs(
 
 
 def test_a_file_says_all_that_log_probabilities_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights too, where they are there."""
+    """The weights too, where they are there, and how those were drawn that they lack."""
+    lacking: set[str] = set()
+    origin = SimpleNamespace(path=tmp_path / "begun", leaves_drawn=lambda weights: lacking)
     monkeypatch.setattr(reference, "model_metadata", lambda model, vocab_size: {"size": [vocab_size]})
-    monkeypatch.setattr(reference, "_weights", lambda source: source)
+    monkeypatch.setattr(reference, "architecture_of", lambda model, vocab_size: SimpleNamespace(weights=dict))
+    monkeypatch.setattr(reference, "origin_at", lambda source: origin)
     monkeypatch.setattr(reference, "content_together", lambda path, world: {"weights of": path.name})
     config: Any = SimpleNamespace(
-        model=SimpleNamespace(seq_length=16), train=SimpleNamespace(init_from=str(tmp_path / "begun"), precision="bf16")
+        model=SimpleNamespace(seq_length=16, init_std=0.1),
+        train=SimpleNamespace(init_from=str(origin.path), precision="bf16", seed=3),
     )
     corpus: Any = SimpleNamespace(vocab_size=300, identities={"data.train": 7})
     known = {"data": {"data.train": "7"}, "seq_length": 16, "model": {"size": [300]}, "precision": "bf16"}
     assert reference._known(config, corpus, Mesh()) == known
-    (tmp_path / "begun").mkdir()
-    assert reference._known(config, corpus, Mesh()) == {**known, "weights": {"weights of": "begun"}}
+    origin.path.mkdir()
+    known["weights"] = {"weights of": "begun"}
+    assert reference._known(config, corpus, Mesh()) == known
+    lacking.add("blocks.2.attention.qkv.weight")
+    drawn = {"train.seed": 3, "model.init_std": 0.1}
+    assert reference._known(config, corpus, Mesh()) == {**known, "drawn weights": drawn}
 
 
 def test_weights_that_one_machine_has_lost_are_missed_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "model_metadata", lambda model, vocab_size: {})
-    monkeypatch.setattr(reference, "_weights", lambda source: source)
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "config.json").write_text("{}")
     corpus: Any = SimpleNamespace(vocab_size=300, identities={})

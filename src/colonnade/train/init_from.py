@@ -70,6 +70,10 @@ class Origin:
     unused: frozenset[str] = frozenset()
     """Weights that are there, and mean something else than those of these names here."""
 
+    def leaves_drawn(self, stated: Mapping[str, Weight]) -> set[str]:
+        """Weights of a model that it lacks, or lacks rows of: there the model keeps what was drawn."""
+        return {name for name, weight in stated.items() if self.shapes.get(name, ()) < weight.shape}
+
 
 def opened(config: Config, corpus: Corpus, *, begins: bool) -> Origin | None:
     """What train.init_from names, held against the run; None where it is unset. CheckpointError says what differs.

@@ -2,7 +2,8 @@
 
 At its first step a run on preferences is its reference: both are the weights of train.init_from. So a first pass over
 all pairs, on the run's own layout and without dropout, writes their log-probabilities to a file, and no second model
-takes memory. The file names the weights and the data that it is of; a run with others refuses it.
+takes memory. The file names the weights and the data that it is of, and what weights were drawn by that train.init_from
+lacks; a run with others refuses it.
 """
 
 import json
@@ -14,6 +15,7 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 
+from colonnade.architecture.families import architecture_of
 from colonnade.atomic import written
 from colonnade.config.compare import model_metadata
 from colonnade.config.schema import Config
@@ -27,12 +29,14 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.tasks.preferences import PreferenceBatch, Preferences
 from colonnade.train.base import content_together, of_same_files
 from colonnade.train.corpus import Corpus
+from colonnade.train.init_from import origin_at
 from colonnade.train.monitor import Monitor
 from colonnade.train.state import TrainState
 
 FILE = "reference.npz"
 OF = "of"
-LATER = ("model", "precision")  # what files of earlier versions do not say
+DRAWN = "drawn weights"
+LATER = ("model", "precision", DRAWN)  # what files of earlier versions do not say
 _INSTEAD = (
     "Put the run's own file back, or name it in preferences.reference. Before a run's first step it can be removed: it "
     "is made anew."
@@ -134,15 +138,12 @@ def _known(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
         "precision": config.train.precision,
     }
     if all_reduce(torch.tensor(int(Path(source).is_dir())), mesh.world, "min"):  # a run that goes on can do without
-        weights = on_all_ranks(lambda: _weights(Path(source)), mesh.world)
-        about["weights"] = content_together(weights, mesh.world)
+        origin = on_all_ranks(lambda: origin_at(Path(source)), mesh.world)
+        about["weights"] = content_together(origin.path, mesh.world)
+        stated = architecture_of(config.model, corpus.vocab_size)  # without adapters: new ones change nothing yet
+        if origin.leaves_drawn(stated.weights()):
+            about[DRAWN] = {"train.seed": config.train.seed, "model.init_std": config.model.init_std}
     return about
-
-
-def _weights(source: Path) -> Path:
-    from colonnade.train.init_from import origin_at
-
-    return origin_at(source).path
 
 
 def _data(corpus: Corpus) -> dict[str, str]:
