@@ -277,17 +277,26 @@ def test_adapters_are_no_weights_to_begin_from(adapted: Path, corpus: TinyCorpus
     assert answer.status == 2 and "has adapters alone" in answer.err and "colonnade merge" in answer.err, answer
 
 
-@pytest.mark.parametrize(("lora", "is_refused"), [((), True), (("lora.rank=4",), True), (("lora.rank=2",), False)])
+@pytest.mark.parametrize(
+    ("lora", "is_refused"),
+    [
+        ((), True),
+        (("lora.rank=4",), True),
+        (("lora.rank=2", "lora.alpha=400.0"), True),
+        (("lora.rank=2", "lora.alpha=4.0"), False),
+        (("lora.rank=2",), False),
+    ],
+)
 def test_weights_with_adapters_beside_them_are_begun_from_by_a_run_that_has_these(
     lora: tuple[str, ...], is_refused: bool, drawn: Path, corpus: TinyCorpus, tmp_path: Path
 ) -> None:
-    """Without them they are the initial weights."""
+    """Without them they are the initial weights, and multiplied with another number another model's."""
     answer = forked("train", write_config(corpus, tmp_path), f"train.init_from={drawn}", *lora, "--dry-run")
     path = f"{drawn}/checkpoints/step_00000001"
     said = (
         f"colonnade: train.init_from = '{path}' has adapters beside its weights, and the run has not the same: it "
-        f"would begin without them. `colonnade merge {path} TARGET` makes one model of both: name that, or set "
-        "lora.rank and lora.targets as they are there.\n"
+        f"would begin from another model. `colonnade merge {path} TARGET` makes one model of both: name that, or set "
+        "lora.rank, lora.alpha and lora.targets as they are there.\n"
     )
     assert (answer.status, answer.err) == ((2, said) if is_refused else (0, "")), answer
 

@@ -32,7 +32,7 @@ from colonnade.huggingface.peft import is_peft
 from colonnade.mesh.mesh import Axis
 from colonnade.train.base import Base, content_together
 from colonnade.train.corpus import Corpus
-from colonnade.train.metadata import PublishedMetadata, metadata_of
+from colonnade.train.metadata import PublishedMetadata, config_of, metadata_of
 from colonnade.train.monitor import Monitor
 from colonnade.train.newest import INITIALIZED, checkpoint_at
 from colonnade.train.published import published_at, published_in
@@ -237,12 +237,17 @@ def _check_adapters(origin: Origin, config: Config, corpus: Corpus) -> None:
         return
     own = {name: weight.shape for name, weight in trained_architecture(config, corpus.vocab_size).weights().items()}
     beside = {name for name in adapters if f"{name.rpartition('.')[0]}{WEIGHT}" in own}
-    if any(own.get(name) != origin.shapes[name] for name in beside):
+    if any(own.get(name) != origin.shapes[name] for name in beside) or (beside and _scale(origin) != config.lora.scale):
         raise CheckpointError(
             f"train.init_from = {str(origin.path)!r} has adapters beside its weights, and the run has not the same: "
-            f"it would begin without them. `colonnade merge {origin.path} TARGET` makes one model of both: name that, "
-            "or set lora.rank and lora.targets as they are there."
+            f"it would begin from another model. `colonnade merge {origin.path} TARGET` makes one model of both: name "
+            "that, or set lora.rank, lora.alpha and lora.targets as they are there."
         )
+
+
+def _scale(origin: Origin) -> float:
+    """What the adapters of a checkpoint are multiplied with."""
+    return config_of(origin.path, read_manifest(origin.path)).lora.scale
 
 
 def _check_tokenizer(origin: Origin, corpus: Corpus, *, resize: bool) -> None:
