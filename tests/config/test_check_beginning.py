@@ -16,6 +16,10 @@ from tests.runs import saved_steps
 from tests.tiny import TinyCorpus
 
 Loaded = Callable[..., Config]
+WHOLE = (
+    *("data.documents=separate", "data.packing=whole"),
+    *("curriculum.tokens=[0, 99]", "curriculum.global_batch_size=[12, 24]"),
+)
 YARN = ("model.rotary.scaling=yarn", "model.rotary.factor=2", "model.rotary.original_length=16")
 
 
@@ -117,6 +121,12 @@ def test_what_a_run_has_written_begins_another(loaded: Loaded, tmp_path: Path) -
             'divergence.then = "roll_back" passes over some and reads others. Set divergence.skip_batches = false, or '
             "leave top_k out, so that the teacher runs beside the student.",
         ),
+        (
+            (*WHOLE, "curriculum.seq_length=[8, 16]", "model.seq_length=16"),
+            "curriculum.seq_length has 8 before model.seq_length = 16: samples are cut in pieces in that phase, and "
+            'data.packing = "whole" cuts no document that fits into a sample. Set all of curriculum.seq_length to 16, '
+            "so that batches alone grow, or use another packing.",
+        ),
     ],
 )
 def test_what_has_no_effect(loaded: Loaded, overrides: tuple[str, ...], message: str) -> None:
@@ -145,6 +155,8 @@ def test_what_has_no_effect(loaded: Loaded, overrides: tuple[str, ...], message:
         ("model.position=rotary", *YARN, "model.rotary.beta_fast=3"),
         ("model.preset=llama3.1-8b", "model.num_heads=32", "model.rotary.scaling=none", "model.rotary.factor=1"),
         ("checkpoint.upload_to=file:///mnt/run", "checkpoint.upload_patience=5"),
+        (*WHOLE, "curriculum.seq_length=[16, 16]", "model.seq_length=16"),
+        (*WHOLE, "curriculum.seq_length=[8, 16]", "model.seq_length=16", "data.packing=best_fit"),
         ("train.init_from_resize=true",),
         ("model.vocab_size=100",),
         ("distillation.teacher=t", "distillation.top_k=3", "divergence.then=stop"),

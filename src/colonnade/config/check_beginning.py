@@ -140,6 +140,17 @@ def a_teacher_is_asked_about_what_is_read(config: Config) -> Messages:
         )
 
 
+def whole_documents_stay_whole(config: Config) -> Messages:
+    length = config.model.seq_length
+    shorter = next((each for each in config.curriculum.seq_length if each != length), None)
+    if config.data.packing == "whole" and shorter is not None:
+        yield (
+            f"curriculum.seq_length has {shorter} before model.seq_length = {length}: samples are cut in pieces in "
+            'that phase, and data.packing = "whole" cuts no document that fits into a sample. Set all of '
+            f"curriculum.seq_length to {length}, so that batches alone grow, or use another packing."
+        )
+
+
 def rotary_scaling_reads_its_keys(config: Config) -> Messages:
     """A published shape may keep its other numbers under another scaling, and a factor may be 1 on purpose."""
     rotary = config.model.rotary
@@ -200,4 +211,5 @@ BEGINNING_CHECKS = (
         ("distillation.top_k", "divergence.then", "divergence.skip_batches"),
         a_teacher_is_asked_about_what_is_read,
     ),
+    (("data.packing", "curriculum.seq_length", "model.seq_length"), whole_documents_stay_whole),
 )
