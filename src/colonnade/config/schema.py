@@ -187,7 +187,8 @@ class CurriculumConfig(Section):
 
     tokens: CountsOrZero = ()
     """[tokens] Where each phase begins, counted from the start of the run: 0 first, and rising. A phase begins at the
-    first step from there on at which whole samples are used up."""
+    first step from there on at which whole samples are used up. Of a sample with several sequences, as of the heads
+    choice and preferences, the tokens of one count."""
     seq_length: Sizes = ()
     """[tokens] Sequence length of each phase: a divisor of model.seq_length; the last is model.seq_length. Samples of
     that length are cut in pieces, so that every token is used once an epoch."""
