@@ -165,11 +165,12 @@ ASKED = "data.questions=dev.json"
             TUNED,
             (
                 *LEARNS,
-                "curriculum.tokens=[0]",
-                "curriculum.seq_length=[1024]",
-                "curriculum.global_batch_size=[8]",
+                "curriculum.tokens=[0, 4096]",
+                "curriculum.seq_length=[512, 1024]",
+                "curriculum.global_batch_size=[8, 8]",
             ),
-            'curriculum.tokens does not go with model.head = "preferences"',
+            'curriculum.seq_length has 512 beside model.seq_length = 1024, and model.head = "preferences" has pairs of '
+            "one length. Set all of curriculum.seq_length to 1024, so that batches alone grow.",
         ),
         (
             TUNED,

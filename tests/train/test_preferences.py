@@ -132,12 +132,15 @@ def test_a_run_goes_on_with_its_reference(pairs: Path, tuned: Path, tmp_path: Pa
     assert (tmp_path / "run" / "reference.npz").read_bytes() == stored
 
 
-@pytest.mark.parametrize(("began", "then"), [(0, 1), (2, 0)])
+@pytest.mark.parametrize(
+    ("name", "began", "then"),
+    [("train.evaluate_every", 0, 1), ("train.evaluate_every", 2, 0), ("train.global_batch_size", 4, 8)],
+)
 def test_behind_a_change_of_what_is_read_pairs_have_their_reference(
-    began: int, then: int, tuned: Path, tmp_path: Path
+    name: str, began: int, then: int, tuned: Path, tmp_path: Path
 ) -> None:
-    """Evaluations that begin or end have the data opened anew. Without the file that cannot be."""
-    name, state = "train.evaluate_every", cast(Any, SimpleNamespace(step=2, samples=8, rollbacks=[]))
+    """Other batches, and evaluations that begin or end, have the data opened anew. Without the file that cannot be."""
+    state = cast(Any, SimpleNamespace(step=2, samples=8, rollbacks=[]))
     state.changes = [Change(at=2, values={name: then}, was={name: began}, line="1", position=8)]
 
     def following(stored: Path) -> InForce:
@@ -173,6 +176,22 @@ def test_evaluations_that_begin_or_end_in_mid_run_leave_what_is_learned_as_it_is
     assert found == expected
     evaluated = [line["step"] for line in metrics(tmp_path / "run") if "validation_loss" in line]
     assert evaluated == ([3, 4] if then else [2])
+
+
+@pytest.mark.slow
+def test_a_batch_that_changes_in_mid_run_is_learned_alike_on_every_layout(pairs: Path, tmp_path: Path) -> None:
+    """Behind the change, and in a run that goes on behind it."""
+    for folder, layouts in (("serial", [()]), ("several", [("parallel.dp=2",), ("parallel.pp=2",)])):
+        (tmp_path / folder / "run").mkdir(parents=True)
+        (tmp_path / folder / "run" / "changes.jsonl").write_text(
+            '{"change": {"train.global_batch_size": 8}, "at": 2}\n'
+        )
+        for number, layout in enumerate(layouts, 1):
+            steps = f"train.steps={3 if number < len(layouts) else 4}"
+            answer = run(pairs, tmp_path / folder, *layout, steps, "optim.decay_steps=4", num_ranks=1 + bool(layout))
+            assert answer.status == 0, answer
+    assert [line["tokens"] for line in metrics(tmp_path / "serial" / "run")] == [384, 768, 1536, 2304]
+    assert_near(tmp_path / "several" / "run", tmp_path / "serial" / "run", ended_with=(3,))
 
 
 def test_a_dry_run_refuses_a_reference_as_the_run_would(pairs: Path, tuned: Path, tmp_path: Path) -> None:

@@ -83,8 +83,14 @@ def preferences_have_a_reference(config: Config) -> Messages:
             'train.init_from is unset, and model.head = "preferences" holds the model to the weights that it names: '
             "without them nothing says what answers are likely. Name a model that was fine-tuned on conversations."
         )
-    if config.curriculum.tokens:
-        yield 'curriculum.tokens does not go with model.head = "preferences": pairs have one length. Leave it out.'
+    length = config.model.seq_length
+    shorter = next((each for each in config.curriculum.seq_length if each != length), None)
+    if shorter is not None:
+        yield (
+            f"curriculum.seq_length has {shorter} beside model.seq_length = {length}, and model.head = "
+            f'"preferences" has pairs of one length. Set all of curriculum.seq_length to {length}, so that batches '
+            "alone grow."
+        )
     for key in (*TEXT_KEYS,):
         if getattr(config.data, key) != type(config.data).model_fields[key].default:
             yield (
@@ -103,7 +109,8 @@ HEAD_CHECKS = (
         (
             "model.head",
             "train.init_from",
-            "curriculum.tokens",
+            "model.seq_length",
+            "curriculum.seq_length",
             *(f"preferences.{key}" for key in PreferencesConfig.model_fields),
             *(f"data.{key}" for key in TEXT_KEYS),
         ),
