@@ -13,8 +13,11 @@ from colonnade.config.model import ModelConfig
 from colonnade.data.indexed import TokenFile
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import CheckpointError, ConfigError
+from colonnade.evaluation.perplexity import Perplexity
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving import own_data
+from colonnade.tasks.bert import Guesses
+from colonnade.tasks.labels import Labelled
 from colonnade.tasks.t5 import Written
 from tests.commands import Answer, forked, here
 from tests.runs import Finished, metrics
@@ -216,14 +219,23 @@ def test_a_part_is_read_as_the_runs_own_evaluations_read_it_unless_asked_otherwi
     assert (told["part"], told["step"], told["accuracy"]) == ("validation", 6, 0.25)
 
 
+@pytest.mark.parametrize(
+    "found",
+    [
+        Perplexity(loss=0.5, perplexity=1.6, bits_per_byte=None, tokens=9, bytes=None),
+        Written(mean_loss=0.5, accuracy=0.25, tokens=9),
+        Guesses(masked_loss=0.5, masked_accuracy=0.25, order_loss=0.75, order_accuracy=0.5, masked_tokens=9, samples=7),
+        Labelled(loss=0.5, scores={"accuracy": 0.25}, examples=7),
+    ],
+    ids=lambda found: type(found).__name__,
+)
 def test_each_data_set_of_a_part_is_told_beside_all_of_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    found: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By rank 0 alone."""
+    """By rank 0 alone, and of all of it what the run's metrics have, whatever the kind of model."""
     config = SimpleNamespace(train=SimpleNamespace(evaluate_samples=9, micro_batch_size=2))
     corpus = SimpleNamespace(datasets=SimpleNamespace(validation=None, test=range(7)), other_labels=[])
     web = SimpleNamespace(numbers=lambda: {"loss": 0.75})
-    found = Written(mean_loss=0.5, accuracy=0.25, tokens=9)
     result = SimpleNamespace(found=found, each={"web": web}, of_each=lambda: ["web: loss 0.7500"])
     for name, said in (("attach_stored", None), ("_not_known", "not checked"), ("about", {}), ("_opened", corpus),
                        ("evaluate_part", result)):  # fmt: skip
@@ -241,5 +253,6 @@ def test_each_data_set_of_a_part_is_told_beside_all_of_it(
         {"web": {"loss": 0.75}},
         ["not checked"],
     )
+    assert content == {**content, **found.numbers()}
     assert told(0, as_json=False) == f"{found.summary()}\n  web: loss 0.7500\nNote: not checked.\n"
     assert told(1, as_json=True) == ""

@@ -52,10 +52,11 @@ def measure_part(
     read = min(wanted, len(part))
     notes = [f"the first {read:,} of {len(part):,} samples of the {name} part; --samples reads more"]
     notes = [*(notes if read < len(part) else []), *([note] if note else []), *corpus.other_labels]
-    numbers = {"part": name, "samples": read, "samples_of_part": len(part), **asdict(cast(Any, result.found))}
-    numbers.pop("notes", None)
+    found = {**asdict(cast(Any, result.found)), **result.found.numbers()}
+    found.pop("notes", None)
+    numbers = {"part": name, "samples": read, "samples_of_part": len(part), **found}
     if result.each:
-        numbers["data_sets"] = {which: found.numbers() for which, found in result.each.items()}
+        numbers["data_sets"] = {which: each.numbers() for which, each in result.each.items()}
     told = "\n  ".join([result.found.summary(), *result.of_each()])
     measured = Measured("perplexity", {"batch_size": at_once}, numbers, told, tuple(notes))
     Report(measured, known).show(as_json=as_json)
