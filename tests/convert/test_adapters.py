@@ -272,7 +272,7 @@ def test_a_merged_checkpoint_says_what_it_was_merged_from() -> None:
     it: Any = SimpleNamespace(config=configured(Case(parts="lora"), SERIAL), metadata=metadata, adapters=adapters)
     found = _metadata(it)
     assert found["merged_from"] == {
-        "step": 7, "samples": 28, "rank": 4, "scale": 0.5, "base": "/models/base",
+        "step": 7, "samples": 28, "head": "pretraining", "rank": 4, "scale": 0.5, "base": "/models/base",
     }  # fmt: skip
     assert (found["step"], found["samples"], found["labels"]) == (0, 0, ["no", "yes"])
     assert found["tokenizer_sha256"] == "0" * 64 and found["published"] is None

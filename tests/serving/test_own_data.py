@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from colonnade.checkpoint.manifest import Manifest
 from colonnade.config.load import load
 from colonnade.config.model import ModelConfig
 from colonnade.data.indexed import TokenFile
@@ -113,6 +114,20 @@ def test_the_runs_data_are_read_with_the_checkpoints_own_tokenizer(
     config = load(finished.newest / "config.toml", ["data.tokenizer=gone.json"])
     own_data._opened(finished.newest, config, Mesh())
     assert opened == [config.data.model_copy(update={"tokenizer": str(finished.newest / "tokenizer.json")})]
+
+
+def test_pairs_are_no_data_of_the_model_of_text_that_was_merged_from_a_run_on_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts = {"step": 0, "samples": 0, "model": {"vocab_size": 300}, "merged_from": {"head": "preferences"}}
+    monkeypatch.setattr(own_data, "read_manifest", lambda path: Manifest(0, facts, {}, {}))
+    config: Any = SimpleNamespace(model=ModelConfig())
+    with pytest.raises(CheckpointError) as caught:
+        own_data._opened(Path("merged"), config, Mesh())
+    assert str(caught.value) == (
+        "merged was merged from a run on preferences, whose data are pairs of answers: it is a model of text. Evaluate "
+        "that run, or measure a text that it has not read with --data FILE."
+    )
 
 
 def test_a_part_that_the_run_does_not_have_is_not_measured() -> None:

@@ -303,6 +303,8 @@ def test_adapters_learn_preferences(pairs: Path, tmp_path: Path) -> None:
     assert here("merge", tmp_path / "run", tmp_path / "merged").status == 0
     answers = [here("generate", each, "--prompt", "a", "--json") for each in (tmp_path / "run", tmp_path / "merged")]
     assert [answer.status for answer in answers] == [0, 0], answers
+    told = here("evaluate", tmp_path / "merged", "--part", "validation")
+    assert told.status == 2 and "was merged from a run on preferences, whose data are pairs of" in told.err, told
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ def _metadata(it: Adapted) -> dict[str, Any]:
         "merged_from": {
             "step": it.metadata.step,
             "samples": it.metadata.samples,
+            "head": it.config.model.head,
             "rank": it.adapters.rank,
             "scale": it.adapters.scale,
             "base": None if base is None else base.path,

@@ -71,10 +71,16 @@ def own_corpus(trained: Trained, mesh: Mesh, checkpoint: Path) -> list[Path]:
 
 def _opened(checkpoint: Path, config: Config, mesh: Mesh) -> Corpus:
     """What [data] names, with the checkpoint's own tokenizer. CheckpointError if it is not what was trained on."""
+    metadata = metadata_of(checkpoint, read_manifest(checkpoint))
+    if metadata.merged_from.head == "preferences":
+        raise CheckpointError(
+            f"{checkpoint} was merged from a run on preferences, whose data are pairs of answers: it is a model of "
+            f"text. {_either('evaluate that run', *_without_parts(config))}"
+        )
     tokenizer = checkpoint / "tokenizer.json"
     data = config.data.model_copy(update={"tokenizer": str(tokenizer)})
     corpus = open_together(config.model_copy(update={"data": data}), mesh.world)
-    found = other_data(metadata_of(checkpoint, read_manifest(checkpoint)), corpus)
+    found = other_data(metadata, corpus)
     if found:
         raise CheckpointError(
             f"{checkpoint} was trained on other data than its [data] names now:\n"

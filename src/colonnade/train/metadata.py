@@ -82,6 +82,13 @@ class PublishedMetadata(BaseModel):
     """How text is sampled: numbers of generation_config.json by their keys."""
 
 
+class MergedMetadata(BaseModel):
+    """Of the run whose adapters were merged into these weights."""
+
+    head: str | None = None
+    """Its model.head. Was not written at first."""
+
+
 class WatchMetadata(BaseModel):
     """Of the losses that tell a divergence: a `LossWatch`."""
 
@@ -122,6 +129,7 @@ class RunMetadata(BaseModel):
     """That the run has made on its way here."""
     changes: list[Change] = []
     """Of its configuration, that it has made on its way here."""
+    merged_from: MergedMetadata = MergedMetadata()
     watch: WatchMetadata = WatchMetadata(losses=[], signs=0)
 
     @field_validator("loss_scale", mode="before")
