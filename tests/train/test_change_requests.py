@@ -114,6 +114,28 @@ def test_what_a_teacher_was_asked_about_before_the_run_does_not_change(config: P
     assert "curriculum" not in refusal.reason and not decided.changes
 
 
+@pytest.mark.parametrize(
+    ("then", "more", "is_refused"),
+    [
+        ("roll_back", (), True),
+        ("roll_back", ("divergence.skip_batches=false", "divergence.rewarm_steps=2"), False),
+        ("stop", (), False),
+    ],
+)
+def test_a_run_does_not_begin_to_pass_over_what_a_teacher_was_asked_about(
+    then: str, more: tuple[str, ...], is_refused: bool, config: Path
+) -> None:
+    asked = ("distillation.teacher=t", "distillation.top_k=4", "checkpoint.every=1", "checkpoint.keep=99", *more)
+    line = Line("a", json.dumps({"change": {"divergence.then": then}}), is_whole=True)
+    decided = Decided().with_line(line, load(config, asked), 3)
+    said = (
+        'divergence.then does not become "roll_back" in mid-run with distillation.top_k: the teacher was asked about '
+        "the samples that the run reads, and a rollback passes over some and reads others. Stop the run, and start it "
+        "with divergence.skip_batches = false."
+    )
+    assert [each.reason for each in decided.refused] == ([said] if is_refused else [])
+
+
 def test_behind_a_curriculum_a_blend_changes_at_the_sample_of_its_step(config: Path, corpus: TinyCorpus) -> None:
     """Positions count pieces: four a sample, behind sequences of a quarter of it."""
     blend = f'blend = {{"{corpus.prefix}" = 1.0, "more" = 3.0}}'

@@ -207,6 +207,13 @@ def _problems(began: Config, name: str, value: object) -> Iterator[str]:
     if name in ("train.steps", BATCH) and began.distillation.top_k is not None:
         others = ", and start it with others" if name == "train.steps" else " and train another with that batch"
         yield f"{name} does not change in mid-run with distillation.top_k: stop the run{others}."
+    passes_over = (name, value) == ("divergence.then", "roll_back") and began.divergence.skip_batches
+    if passes_over and began.distillation.top_k is not None:
+        yield (
+            f'{name} does not become "roll_back" in mid-run with distillation.top_k: the teacher was asked about the '
+            "samples that the run reads, and a rollback passes over some and reads others. Stop the run, and start it "
+            "with divergence.skip_batches = false."
+        )
 
 
 def _no_key(name: str, value: object) -> Iterator[str]:
