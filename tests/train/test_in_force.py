@@ -362,6 +362,17 @@ def test_a_change_between_a_return_and_what_makes_the_run_shorter_leaves_data_fo
     assert [each.reason.startswith(told) for each in refused] == [True] * (not taken)
 
 
+def test_a_change_to_evaluations_that_have_no_label_that_counts_is_refused(config: Path, tmp_path: Path) -> None:
+    began, told = load(config, ["train.evaluate_every=0", f"data.no_loss_on={list(range(tiny.VOCAB_SIZE))}"]), Told()
+    run = changes(tmp_path / "run", {"change": {"train.evaluate_every": 2}, "at": 2})
+    state: Any = SimpleNamespace(step=2, samples=8, changes=[], rollbacks=[])
+    following = InForce(began, open_corpus(began), Mesh(), told)  # type: ignore[arg-type]
+    following.read(1, [])
+    assert following.follow(state)[0] == began and not state.changes
+    (refusal,) = read_decided(run).refused
+    assert refusal.reason.startswith("no label counts in the first 4 of ")
+
+
 def test_behind_a_return_to_before_a_change_another_configuration_is_in_force(config: Path) -> None:
     """Until the change's step has come again."""
     began, monitor = load(config), Told()

@@ -29,6 +29,7 @@ from colonnade.train.change_requests import (
     write_decided,
 )
 from colonnade.train.corpus import Corpus, open_together
+from colonnade.train.held_out import check_scored
 from colonnade.train.monitor import Monitor
 from colonnade.train.reference import attach_stored
 from colonnade.train.rollback import Rollback
@@ -88,6 +89,7 @@ class InForce:
                 found = self._at([*state.changes, made])
                 before, then = (Expected(each, state.step, state.samples) for each in (config, found[0]))
                 before.check_leads_to(then, coming[number:], corpus.training, found[1].training)
+                check_scored(*found, self._mesh.world)
             except ColonnadeError as error:
                 self._refuse(change, str(error))
                 continue

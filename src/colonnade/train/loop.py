@@ -36,7 +36,7 @@ from colonnade.train.best import LOSS, evaluations_since_best, none_better
 from colonnade.train.change import as_it_began
 from colonnade.train.corpus import Corpus, check_evaluations, open_together
 from colonnade.train.divergence import Diverged
-from colonnade.train.held_out import Evaluation, evaluate_part
+from colonnade.train.held_out import Evaluation, check_scored, evaluate_part
 from colonnade.train.in_force import InForce
 from colonnade.train.interrupt import STOPPED, Interrupt, Request
 from colonnade.train.memory_copies import MemoryCopies
@@ -129,6 +129,7 @@ def main(
             drawn, products = begins(config), decision.products
             if drawn:
                 check_evaluations(config, corpus.datasets)
+                check_scored(config, corpus, mesh.world)
             has_base = config.lora.rank > 0 and config.train.init_from is not None
             origin = init_from.opened(config, corpus, begins=drawn) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
