@@ -10666,6 +10666,13 @@ MUTATIONS = [
         "        if not origin.leaves_drawn(stated.weights()):\n",
         ("tests/train/test_reference.py",),
     ),
+    Mutation(
+        "a run begins from adapters that are multiplied with another number",
+        "train/init_from.py",
+        " or (beside and _scale(origin) != config.lora.scale):",
+        ":",
+        ("tests/train/test_lora.py",),
+    ),
 ]
 
 
