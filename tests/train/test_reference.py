@@ -12,7 +12,7 @@ import pytest
 from colonnade.errors import CheckpointError, ColonnadeError, ConfigError, DataError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
-from colonnade.train import init_from, reference, taught
+from colonnade.train import reference, taught
 from colonnade.train.reference import _parts, attach_stored, path_of, read, stored
 from tests.distributed import run_on_ranks
 
@@ -237,7 +237,7 @@ def test_weights_that_one_rank_cannot_read_end_the_run_on_all(tmp_path: Path, mo
         )
         corpus: Any = SimpleNamespace(vocab_size=300, identities={})
         mesh, said = build_mesh(Layout(dp=2), rank), list[str]()
-        for module, known in ((init_from, reference._known), (taught, taught._about)):
+        for module, known in ((reference, reference._known), (taught, taught._about)):
             monkeypatch.setattr(module, "origin_at", origin)
             with pytest.raises(ColonnadeError) as raised:
                 known(config, corpus, mesh)
