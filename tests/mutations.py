@@ -9778,6 +9778,13 @@ MUTATIONS = [
         ("tests/data/test_chat_template.py",),
     ),
     Mutation(
+        "an answer ends with the control token that a conversation begins with",
+        "data/chat_template.py",
+        'return text.rpartition(answer)[2] if answer in text else ""',
+        "return text",
+        ("tests/data/test_conversation.py",),
+    ),
+    Mutation(
         "a token with capitals in brackets makes a vocabulary cased",
         "data/wordpiece.py",
         'for name in names if not name.startswith("["))',

@@ -61,6 +61,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
     }
 )
 _MARK = "marked-call-"  # what no conversation has
+_ANSWERED = ({"role": "user", "content": "a question"}, {"role": "assistant", "content": "its answer"})
 _CHATML = ("<|im_start|>", "<|im_end|>")
 
 
@@ -125,6 +126,13 @@ class ChatTemplate:
         text = self._generate(messages, None, True)[0]
         self._check_calls(messages, None, text, True)
         return text
+
+    def behind_answer(self) -> str:
+        """What it writes behind the last answer of a conversation; nothing where it writes no answer. TemplateFault if
+        it refuses a question with its answer.
+        """
+        text, answer = self._generate(_ANSWERED, None, False)[0], _ANSWERED[-1]["content"]
+        return text.rpartition(answer)[2] if answer in text else ""
 
     @cached_property
     def marks_answers(self) -> bool:

@@ -12,7 +12,6 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_FIRST = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
 
 
 @dataclass(frozen=True)
@@ -59,17 +58,11 @@ class Chat:
     def end_of_turn(self) -> int | None:
         """The control token that ends an answer; the end of document where the template writes none."""
         try:
-            before, (both, _) = self.template.prompt(_FIRST[:1]), self._pair
+            behind = self.template.behind_answer()
         except TemplateFault:
             return self.tokenizer.end_of_document
-        written = both[len(before) :] if both.startswith(before) else both
-        ids = self.tokenizer.encode_marked([(written, ())])[0][0]
+        ids = self.tokenizer.encode_marked([(behind, ())])[0][0]
         return next((token for token in ids if token in self.tokenizer.special_ids), self.tokenizer.end_of_document)
-
-    @property
-    def _pair(self) -> tuple[str, Any]:
-        found = self.template.render(_FIRST)
-        return found.text, found.answers
 
     def _rendered(self, messages: Sequence[Message], tools: Any) -> Any:
         try:
