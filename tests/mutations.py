@@ -6910,6 +6910,13 @@ MUTATIONS = [
         ("tests/train/test_chat.py",),
     ),
     Mutation(
+        "a text of a run on conversations goes on behind the end of an answer",
+        "serving/trained.py",
+        "self.chat.end_of_turn if knows_turns else None",
+        "None",
+        ("tests/serving/test_uses.py",),
+    ),
+    Mutation(
         "a span is right where one of its ends is",
         "tasks/spans.py",
         "right[0], right[1], right.all(0)",

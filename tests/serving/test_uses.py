@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from colonnade.checkpoint.manifest import Manifest, SavedFile
+from colonnade.data.chat_template import ChatTemplate
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.generation.sampling import Sampling
 from colonnade.generation.stream import TextDelta
@@ -67,6 +68,20 @@ def test_a_text_ends_with_what_the_checkpoint_says_or_else_as_documents_do() -> 
     assert [model_of(kind).stop for kind in ("gpt", "t5")] == [{2}, {1}]
     assert model_of("gpt", end_of_document=None).stop == frozenset(), "nothing ends it but its length"
     assert [model_of(kind, ends=frozenset((5, 6))).stop for kind in ("gpt", "t5")] == [{5, 6}] * 2
+
+
+def test_any_text_of_a_run_that_knows_conversations_ends_where_an_answer_does_too() -> None:
+    """Of weights that were converted it ends as was published with them."""
+
+    def stop(kind: str, **more: Any) -> frozenset[int]:
+        found = model_of(kind, template="template", **more)
+        vars(found)["chat"] = SimpleNamespace(end_of_turn=8)
+        return found.stop
+
+    assert stop("gpt") == {2, 8} and stop("gpt", end_of_document=None) == {8}
+    assert stop("gpt", ends=frozenset((5, 6))) == {5, 6, 8}
+    assert stop("gpt", ends=frozenset((5, 6)), is_converted=True) == {5, 6} and stop("gpt", is_converted=True) == {2}
+    assert stop("t5") == {1}, "it answers no questions of conversations"
 
 
 def test_a_prompt_is_read_as_the_model_was_trained_to() -> None:
@@ -173,11 +188,12 @@ def test_what_a_checkpoint_says_of_its_model_is_known(
     manifest = replace(manifest, metadata={**manifest.metadata, **origin})
     metadata = metadata.model_copy(update={"labels": ("no", "yes"), "step": 3})
     monkeypatch.setattr(trained, "described", lambda path: trained.Described(manifest, config, metadata))
-    monkeypatch.setattr(trained, "template_of", lambda path, manifest: "template")
+    template = ChatTemplate("{{ messages[1].content }}")
+    monkeypatch.setattr(trained, "template_of", lambda path, manifest: template)
     monkeypatch.setattr(trained, "ends_of", lambda path, manifest, tokenizer: frozenset((5, 6)))
     found = trained.open_trained(finished.newest, Mesh(), torch.device("cpu"))
-    assert (found.is_converted, found.labels, found.template) == (is_converted, ("no", "yes"), "template")
-    assert (found.stop, found.step, found.base, found.config) == ({5, 6}, 3, None, config)
+    assert (found.is_converted, found.labels, found.template) == (is_converted, ("no", "yes"), template)
+    assert (found.ends, found.step, found.base, found.config) == ({5, 6}, 3, None, config)
     assert not found.model.training and not any(weight.requires_grad for weight in found.model.parameters())
 
 

@@ -142,7 +142,9 @@ def test_a_model_answers_until_the_turn_ends(talks: Path, tuned: Path, tmp_path:
     assert plain.status == 0 and plain.out.startswith("What is it?")
 
 
-def test_an_answer_ends_where_a_text_does_too(talks: Path, tuned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_and_answers_end_with_the_tokens_that_an_exported_folder_names(
+    talks: Path, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr("colonnade.serving.trained.generate", lambda *_, **options: asked.append(options) or iter(()))
     for chat in ([], ["--chat"]):
@@ -150,7 +152,9 @@ def test_an_answer_ends_where_a_text_does_too(talks: Path, tuned: Path, monkeypa
         assert answer.status == 0, answer
     tokenizer = Tokenizer.load(talks / "tokenizer")
     end, turn = tokenizer.end_of_document, tokenizer.id_of("<|im_end|>")
-    assert [set(each["stop"]) for each in asked] == [{end}, {end, turn}] and end != turn
+    assert [set(each["stop"]) for each in asked] == [{end, turn}] * 2 and end != turn
+    assert here("convert", tuned, tmp_path / "theirs").status == 0
+    assert json.loads((tmp_path / "theirs" / "generation_config.json").read_text())["eos_token_id"] == [end, turn]
 
 
 def test_what_is_shown_before_an_answer_is_the_message_that_it_answers(

@@ -128,12 +128,18 @@ class Trained:
 
     @property
     def stop(self) -> frozenset[int]:
-        """The tokens that end what is written: where the checkpoint says none, the one that ends documents."""
-        if self.ends:
-            return self.ends
+        """The tokens that end what is written: where the checkpoint says none, the one that ends documents; and of a
+        run that knows how conversations are written down, the one that ends an answer.
+        """
+        knows_turns = isinstance(self.model, GPT) and self.template is not None and not self.is_converted
+        found = (*(self.ends or (self._end,)), self.chat.end_of_turn if knows_turns else None)
+        return frozenset(token for token in found if token is not None)
+
+    @property
+    def _end(self) -> int | None:
+        """The token that ends documents."""
         is_t5 = isinstance(self.model, T5)
-        end = end_and_start(self.tokenizer)[0] if is_t5 else self.tokenizer.end_of_document
-        return frozenset(() if end is None else (end,))
+        return end_and_start(self.tokenizer)[0] if is_t5 else self.tokenizer.end_of_document
 
     def spelled(self, text: str) -> list[str]:
         """Names of control tokens that a prompt has and that are read as text, unless it is asked otherwise."""
