@@ -6905,8 +6905,8 @@ MUTATIONS = [
     Mutation(
         "the first message of a conversation is shown before an answer",
         "serving/trained.py",
-        'prompts = [each[-1]["content"] for each in chats]',
-        'prompts = [each[0]["content"] for each in chats]',
+        'prompts = [each.messages[-1]["content"] for each in chats]',
+        'prompts = [each.messages[0]["content"] for each in chats]',
         ("tests/train/test_chat.py",),
     ),
     Mutation(
@@ -10295,6 +10295,13 @@ MUTATIONS = [
         "not (path.is_file() or path.is_dir()):",
         "not (path.is_symlink() or path.is_file() or path.is_dir()):",
         ("tests/generation/test_prompts.py",),
+    ),
+    Mutation(
+        "tools beside a conversation are not told to the model that answers it",
+        "serving/trained.py",
+        "chat.prompt(each.messages, each.tools)",
+        "chat.prompt(each.messages)",
+        ("tests/serving/test_uses.py",),
     ),
     Mutation(
         "every GGUF tokenizer that cuts by a pattern composes text",

@@ -17,6 +17,7 @@ from colonnade.data import cleaning, inspect, rejected, tokenize, train_tokenize
 from colonnade.data import overlap as overlaps
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.examples import formats, make
+from colonnade.examples.conversations import Conversation
 from colonnade.generation.sampling import Sampling
 from colonnade.launch import launch, slurm
 from colonnade.report import watch as watching
@@ -131,10 +132,10 @@ def test_a_text_is_written_on_as_it_was_asked_for(told: Told, tmp_path: Path) ->
     here("generate", "run", "--prompt", "a", "--control-tokens")
     assert told["print_continuations options"]["control_tokens"]
     here("generate", "run", "--messages", tmp_path / "talks.jsonl")
-    assert told["print_continuations options"]["chats"] == [[{"role": "user", "content": "b"}]]
+    assert told["print_continuations options"]["chats"] == [Conversation([{"role": "user", "content": "b"}])]
     here("generate", "run", "--prompt", "a", "--chat")
     (chat,) = told["print_continuations options"]["chats"]
-    assert chat[-1]["content"] == "a" and not told["print_continuations options"]["as_json"]
+    assert chat.messages[-1]["content"] == "a" and not told["print_continuations options"]["as_json"]
 
 
 @pytest.mark.parametrize(

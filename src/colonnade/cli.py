@@ -235,7 +235,7 @@ def generate(
     ] = False,
     messages: Annotated[
         Path | None,
-        typer.Option(help='A .jsonl of conversations to answer, {"messages": [...]} a line.', show_default=False),
+        typer.Option(help='Conversations to answer, {"messages": [...], "tools": [...]} a line.', show_default=False),
     ] = None,
     control_tokens: ControlTokens = False,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to add, at most.", min=1)] = 100,

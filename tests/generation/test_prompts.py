@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from colonnade.errors import DataError
+from colonnade.examples.conversations import Conversation
 from colonnade.generation.prompts import read_conversations, read_prompts
 
 DEEP = "[" * 100_000
@@ -76,9 +77,25 @@ def test_a_conversation_ends_with_what_is_to_be_answered(tmp_path: Path, roles: 
     file = tmp_path / "asked.jsonl"
     messages = [{"role": role, "content": f"{role} {place}"} for place, role in enumerate(roles.split())]
     file.write_text(json.dumps({"messages": messages}))
-    assert read_conversations(file) == [messages]
+    assert read_conversations(file) == [Conversation(messages)]
     file.write_text(json.dumps({"messages": [*messages, {"role": "assistant", "content": "Me."}]}))
     with pytest.raises(DataError, match="line 1: its last message is the assistant's: there is nothing to answer"):
+        read_conversations(file)
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather"}}]
+
+
+def test_what_a_record_of_training_may_have_beside_its_messages_is_read(tmp_path: Path) -> None:
+    file, asked = tmp_path / "asked.jsonl", {"role": "user", "content": "Who?"}
+    before = [("system", "Be short."), ("user", "Hello?"), ("assistant", "Hello.")]
+    said = {"messages": [asked], "tools": TOOLS, "system": before[0][1], "history": [["Hello?", "Hello."]]}
+    nothing = {"messages": [asked], "tools": None, "system": None, "history": []}
+    file.write_text(f"{json.dumps(said)}\n{json.dumps(nothing)}\n")
+    messages = [*({"role": role, "content": content} for role, content in before), asked]
+    assert read_conversations(file) == [Conversation(messages, TOOLS), Conversation([asked])]
+    file.write_text(json.dumps({"messages": [asked], "tools": "weather()"}))
+    with pytest.raises(DataError, match=r"asked\.jsonl, line 1: tools is a text that is no JSON\. Write {"):
         read_conversations(file)
 
 

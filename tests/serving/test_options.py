@@ -14,6 +14,7 @@ import pytest
 
 from colonnade.config.model import ModelConfig
 from colonnade.errors import ConfigError, DataError
+from colonnade.examples.conversations import Conversation
 from colonnade.generation.prompts import read_conversations, read_prompts
 from colonnade.launch import launch
 from colonnade.mesh.layout import Layout
@@ -77,7 +78,7 @@ def test_prompts_come_before_those_of_a_file_and_conversations_last(tmp_path: Pa
     (tmp_path / "asked.jsonl").write_text('{"messages": [{"role": "user", "content": "d"}]}\n')
     assert all_prompts(["a", "b"], tmp_path / "prompts.txt") == ["a", "b", "c"]
     asked = all_conversations(["a", "b"], tmp_path / "prompts.txt", tmp_path / "asked.jsonl")
-    assert asked == [[{"role": "user", "content": text}] for text in "abcd"]
+    assert asked == [Conversation([{"role": "user", "content": text}]) for text in "abcd"]
     assert list(prompt_problems(None, None, tmp_path / "asked.jsonl")) == []
 
 
@@ -190,7 +191,7 @@ def test_conversations_of_a_file_end_before_an_answer(tmp_path: Path) -> None:
     lines = [[asked], [asked, answered, asked], [{"role": "system", "content": "Be short."}, asked]]
     file = tmp_path / "asked.jsonl"
     file.write_text("\n\n".join(json.dumps({"messages": each}) for each in lines))
-    assert read_conversations(file) == lines
+    assert read_conversations(file) == [Conversation(messages) for messages in lines]
     for wrong, said in (
         ([asked, answered], "its last message is the assistant's: there is nothing to answer"),
         ([], "no list of messages"),

@@ -10,7 +10,9 @@ import torch
 
 from colonnade.checkpoint.manifest import Manifest, SavedFile
 from colonnade.data.chat_template import ChatTemplate
-from colonnade.errors import CheckpointError, ConfigError, LayoutError
+from colonnade.data.conversation import Chat
+from colonnade.errors import CheckpointError, ConfigError, DataError, LayoutError
+from colonnade.examples.conversations import Conversation
 from colonnade.generation.sampling import Sampling
 from colonnade.generation.stream import TextDelta
 from colonnade.mesh.layout import Layout
@@ -20,6 +22,7 @@ from colonnade.model.gpt import GPT
 from colonnade.model.t5 import T5
 from colonnade.serving import trained
 from colonnade.serving.trained import Trained, open_another, tokenizer_of
+from tests.examples.chats import tokenizer
 from tests.runs import Finished
 
 NAMES = {"</s>": 1, "<pad>": 3, "<extra_id_0>": 9}
@@ -126,6 +129,17 @@ def test_who_answers_was_told_how_conversations_are_written_down() -> None:
             assert found.chat
 
 
+def test_a_conversation_that_cannot_be_written_down_is_told_by_its_number() -> None:
+    """Here its template has no use for tools."""
+    model, asked = model_of("gpt"), [{"role": "user", "content": "a"}]
+    vars(model)["chat"] = Chat(ChatTemplate("{{ messages[0].content }}"), tokenizer())
+    with pytest.raises(DataError, match="conversation 2 cannot be written down: the chat template writes no descript"):
+        trained.print_continuations(
+            model, Mesh(), [], max_new_tokens=5, sampling=Sampling(), as_json=False,
+            chats=[Conversation(asked), Conversation(asked, [{"name": "weather"}])],
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("kind", "turn", "shown", "read", "stop", "control_tokens"),
     [
@@ -147,7 +161,7 @@ def test_a_text_goes_on_in_its_line_and_an_answer_stands_below_its_question(
     """Two prompts, of which each is told " b"."""
     model, asked = model_of(kind), dict[str, Any]()
     model.config.model.seq_length = 16
-    vars(model)["chat"] = SimpleNamespace(prompt=lambda messages: [7], end_of_turn=turn)
+    vars(model)["chat"] = SimpleNamespace(prompt=lambda messages, tools: [7], end_of_turn=turn)
 
     def deltas(made: object, tokenizer: object, *, skip_special: bool) -> list[TextDelta]:
         asked["skip_special"] = skip_special
@@ -155,7 +169,7 @@ def test_a_text_goes_on_in_its_line_and_an_answer_stands_below_its_question(
 
     monkeypatch.setattr(trained, "generate", lambda stages, ids, **how: asked.update(how, ids=ids))
     monkeypatch.setattr(trained, "stream_text", deltas)
-    chats: Any = None if turn is None else [[{"role": "user", "content": "a"}]] * 2
+    chats = None if turn is None else [Conversation([{"role": "user", "content": "a"}])] * 2
     trained.print_continuations(
         model, Mesh(), ["a", "a"], max_new_tokens=5, sampling=Sampling(seed=3), as_json=False, chats=chats
     )

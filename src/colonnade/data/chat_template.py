@@ -110,22 +110,14 @@ class ChatTemplate:
         TemplateFault if the template refuses, has no use for the tools, leaves calls of them out, or does not say which
         of it is answered, and that cannot be told either.
         """
-        if tools and not self.reads_tools:
-            raise TemplateFault(
-                "the chat template writes no descriptions of tools, and there are some. Remove tools, or choose "
-                "another template"
-            )
-        text, answers = self._generate(messages, tools, add_generation_prompt)
-        self._check_calls(messages, tools, text, add_generation_prompt)
+        text, answers = self._written(messages, tools, add_generation_prompt)
         if not self.marks_answers:
             answers = self._found(messages, tools, text)
         return Rendered(text, tuple(_trained(messages, answers)))
 
-    def prompt(self, messages: Sequence[Message]) -> str:
+    def prompt(self, messages: Sequence[Message], *, tools: Any = None) -> str:
         """What comes before the next answer. TemplateFault as for `render`."""
-        text = self._generate(messages, None, True)[0]
-        self._check_calls(messages, None, text, True)
-        return text
+        return self._written(messages, tools, True)[0]
 
     def behind_answer(self) -> str:
         """What it writes behind the last answer of a conversation; nothing where it writes no answer. TemplateFault if
@@ -171,6 +163,19 @@ class ChatTemplate:
     def _compiled(self) -> tuple[jinja2.Template, _Answers]:
         environment = _environment()
         return environment.from_string(self.text), environment.extensions[_Answers.identifier]  # type: ignore[return-value]
+
+    def _written(
+        self, messages: Sequence[Message], tools: Any, add_generation_prompt: bool
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """What is generated. TemplateFault where tools, or calls of them, are left out."""
+        if tools and not self.reads_tools:
+            raise TemplateFault(
+                "the chat template writes no descriptions of tools, and there are some. Remove tools, or choose "
+                "another template"
+            )
+        text, answers = self._generate(messages, tools, add_generation_prompt)
+        self._check_calls(messages, tools, text, add_generation_prompt)
+        return text, answers
 
     def _generate(
         self, messages: Sequence[Message], tools: Any, add_generation_prompt: bool

@@ -9,7 +9,6 @@ from typing import Any
 
 from colonnade.data.chat_template import ChatTemplate, Message, TemplateFault
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import DataError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -45,13 +44,10 @@ class Chat:
         marked = iter(self.tokenizer.encode_marked([(each.text, each.answers) for each in whole]))
         return [each if isinstance(each, TemplateFault) else Marked(*next(marked)) for each in rendered]
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """What comes before the next answer. DataError where the template refuses, or a text has control tokens."""
-        try:
-            self._check(messages)
-            text = self.template.prompt(messages)
-        except TemplateFault as fault:
-            raise DataError(f"the conversation cannot be written down: {fault}.") from fault
+    def prompt(self, messages: Sequence[Message], tools: Any = None) -> list[int]:
+        """What comes before the next answer. TemplateFault where the template refuses, or a text has control tokens."""
+        self._check(messages, tools)
+        text = self.template.prompt(messages, tools=tools)
         return self.tokenizer.encode_marked([(text, ())])[0][0]
 
     @cached_property

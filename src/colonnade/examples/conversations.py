@@ -71,6 +71,16 @@ def conversation_of(record: Mapping[str, Any]) -> Conversation:
     return Conversation(messages, _tools(record))
 
 
+def question_of(record: Mapping[str, Any]) -> Conversation:
+    """The conversation of a record of messages, which ends before an answer. NoConversation where there is none."""
+    messages = record.get("messages")
+    _check(messages)
+    assert isinstance(messages, list), "checked"
+    if messages[-1]["role"] == "assistant":
+        raise NoConversation("its last message is the assistant's: there is nothing to answer")
+    return Conversation(_with_earlier(record, messages), _tools(record))
+
+
 def preference_of(record: Mapping[str, Any]) -> Preference:
     """The preference of a record. NoConversation where there is none."""
     missing = [key for key in ("chosen", "rejected") if key not in record]

@@ -3,10 +3,9 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from colonnade.data.conversation import messages_problem
 from colonnade.errors import DataError
+from colonnade.examples.conversations import Conversation, NoConversation, question_of
 
 KEY = "prompt"
 _CONVERSATION = '{"messages": [{"role": "user", "content": "some text"}]}'
@@ -51,26 +50,24 @@ def control_note(spelled: Sequence[Sequence[str]], what: str = KEY) -> str | Non
     )
 
 
-def read_conversations(path: Path) -> list[list[dict[str, Any]]]:
-    """The messages of each line of a .jsonl, {"messages": [...]}, which end before the answer that is to be written.
+def read_conversations(path: Path) -> list[Conversation]:
+    """The conversation of each line of a .jsonl, {"messages": [...]}, which ends before the answer that is to be
+    written. Beside messages it may have what a record of training has: system, history and tools.
 
     DataError names the first line that has none.
     """
     return [_conversation(path, number, text) for number, text in _lines(path, "conversation")]
 
 
-def _conversation(path: Path, number: int, line: str) -> list[dict[str, Any]]:
+def _conversation(path: Path, number: int, line: str) -> Conversation:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):
         raise DataError(f"{path}, line {number}: not JSON. Write {_CONVERSATION}.") from None
-    messages = content.get("messages") if isinstance(content, dict) else None
-    problem = messages_problem(messages)
-    if problem is None and isinstance(messages, list) and messages[-1]["role"] == "assistant":
-        problem = "its last message is the assistant's: there is nothing to answer"
-    if problem is not None or not isinstance(messages, list):
-        raise DataError(f"{path}, line {number}: {problem}. Write {_CONVERSATION}.")
-    return messages
+    try:
+        return question_of(content if isinstance(content, dict) else {})
+    except NoConversation as problem:
+        raise DataError(f"{path}, line {number}: {problem}. Write {_CONVERSATION}.") from None
 
 
 def _in_json(path: Path, key: str, number: int, line: str) -> str:

@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from colonnade.config.check_layout import units_in_words
 from colonnade.config.describe import all_keys
@@ -15,6 +14,7 @@ from colonnade.config.load import loads
 from colonnade.config.model import ModelConfig
 from colonnade.config.numbers import divisors
 from colonnade.errors import CheckpointError, ConfigError, DataError
+from colonnade.examples.conversations import Conversation
 from colonnade.generation.prompts import read_conversations, read_prompts
 from colonnade.huggingface.cache import not_the_snapshot
 from colonnade.launch import launch
@@ -22,7 +22,6 @@ from colonnade.storage import as_given, not_here
 from colonnade.train.best import best_checkpoint
 from colonnade.train.sweep import sweep_instead
 
-Messages = list[dict[str, Any]]
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -96,9 +95,9 @@ def all_prompts(given: Sequence[str] | None, file: Path | None) -> list[str]:
     return [*(given or []), *([] if file is None else read_prompts(file))]
 
 
-def all_conversations(given: Sequence[str] | None, file: Path | None, messages: Path | None) -> list[Messages]:
+def all_conversations(given: Sequence[str] | None, file: Path | None, messages: Path | None) -> list[Conversation]:
     """A question for each prompt, and then the conversations of the file of --messages."""
-    asked = [[{"role": "user", "content": prompt}] for prompt in all_prompts(given, file)]
+    asked = [Conversation([{"role": "user", "content": prompt}]) for prompt in all_prompts(given, file)]
     return [*asked, *([] if messages is None else read_conversations(messages))]
 
 

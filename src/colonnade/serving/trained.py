@@ -25,11 +25,12 @@ from colonnade.checkpoint.plan import Shard
 from colonnade.config.compare import model_metadata
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig
-from colonnade.data.chat_template import ChatTemplate, Message
+from colonnade.data.chat_template import ChatTemplate, TemplateFault
 from colonnade.data.conversation import Chat
 from colonnade.data.t5_dataset import GAP, end_and_start, text_with_gaps
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import CheckpointError, ConfigError, LayoutError
+from colonnade.errors import CheckpointError, ConfigError, DataError, LayoutError
+from colonnade.examples.conversations import Conversation
 from colonnade.generation.prompts import control_note
 from colonnade.generation.sample import Stages, generate
 from colonnade.generation.sampling import Sampling
@@ -216,7 +217,7 @@ def print_continuations(
     max_new_tokens: int,
     sampling: Sampling,
     as_json: bool,
-    chats: Sequence[Sequence[Message]] | None = None,
+    chats: Sequence[Conversation] | None = None,
     control_tokens: bool = False,
 ) -> None:
     """Print every prompt with what the model makes of it, token by token; as JSON all at the end (rank 0 prints).
@@ -231,9 +232,9 @@ def print_continuations(
         if note is not None and mesh.rank == 0:
             print(note, file=sys.stderr, flush=True)
     else:
-        ids, turn = [trained.chat.prompt(each) for each in chats], trained.chat.end_of_turn
+        ids, turn = _asked(trained.chat, chats), trained.chat.end_of_turn
         stop = stop if turn is None else stop | {turn}
-        prompts = [each[-1]["content"] for each in chats]
+        prompts = [each.messages[-1]["content"] for each in chats]
     made = generate(trained.stages, ids, max_new_tokens=max_new_tokens, **asdict(sampling), stop=stop)
     is_t5 = isinstance(trained.model, T5)
     answers = is_t5 or chats is not None
@@ -246,6 +247,17 @@ def print_continuations(
     else:
         shown = [f"{prompt}\n" for prompt in prompts] if answers else prompts
         _stream(shown, deltas, trained.config.model.seq_length)
+
+
+def _asked(chat: Chat, conversations: Sequence[Conversation]) -> list[list[int]]:
+    """The tokens that come before each answer. DataError names the first conversation that has none."""
+    found = []
+    for number, each in enumerate(conversations, 1):
+        try:
+            found.append(chat.prompt(each.messages, each.tools))
+        except TemplateFault as fault:
+            raise DataError(f"conversation {number:,} cannot be written down: {fault}.") from fault
+    return found
 
 
 def _stream(prompts: Sequence[str], deltas: Iterable[TextDelta], seq_length: int) -> None:
