@@ -4,8 +4,8 @@ messages        [{"role": "user", "content": …}, {"role": "assistant", "conten
 conversations   [{"from": "human", "value": …}, {"from": "gpt", "value": …}, …]           ShareGPT
 prompt, completion                                                                       one turn; or lists of messages
 instruction, input, output                                                               Alpaca
-prompt, chosen, rejected            preferences: texts, or lists of messages; without a prompt, what both lists
-                                    begin with is the prompt
+prompt, chosen, rejected            preferences: texts, or lists of messages; what both lists begin with is the
+                                    prompt, and may stand under prompt, too, as a whole or in part
 
 Beside any of them: "system", a text that comes first, "history", earlier turns [[question, answer], …], and "tools".
 A message of the assistant may have "weight": 0 if it is not to be learned.
@@ -86,24 +86,41 @@ def preference_of(record: Mapping[str, Any]) -> Preference:
     missing = [key for key in ("chosen", "rejected") if key not in record]
     if missing:
         raise NoConversation(f"no {' and no '.join(missing)}; its keys are {', '.join(record)}")
-    before = _prompt(record["prompt"]) if "prompt" in record else []
     chosen, rejected = (_answer_list(record[key], key) for key in ("chosen", "rejected"))
-    if "prompt" not in record:
-        shared = next(
-            (n for n, pair in enumerate(zip(chosen, rejected, strict=False)) if pair[0] != pair[1]),
-            min(len(chosen), len(rejected)),
-        )
-        shared = min(shared, len(chosen) - 1, len(rejected) - 1)
-        before, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+    shared = _num_shared(chosen, rejected)
+    before, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+    if "prompt" in record:
+        before = _prompt_beside(before, _prompt(record["prompt"]))
     texts = [_one_answer(messages, key) for messages, key in ((chosen, "chosen"), (rejected, "rejected"))]
     if texts[0].strip() == texts[1].strip():
         raise NoConversation("chosen and rejected are the same: nothing is preferred")
     if not before:
         raise NoConversation("no prompt: chosen and rejected share no message")
-    problem = messages_problem(before)
+    return Preference(_with_earlier(record, before), texts[0], texts[1], _tools(record))
+
+
+def _num_shared(chosen: Messages, rejected: Messages) -> int:
+    """Messages that both begin with, before the last one of either."""
+    least = min(len(chosen), len(rejected)) - 1
+    return next((n for n in range(least) if chosen[n] != rejected[n]), least)
+
+
+def _prompt_beside(shared: Messages, prompt: Messages) -> Messages:
+    """What comes before two answers: a prompt, or all that both lists begin with, which has to have the prompt in it.
+    NoConversation where it has not.
+    """
+    problem = messages_problem(prompt) if prompt else None
     if problem is not None:
         raise NoConversation(f"prompt: {problem}")
-    return Preference(_with_earlier(record, before), texts[0], texts[1], _tools(record))
+    if not shared:
+        return prompt
+    said = [(message["role"], message.get("content")) for message in shared]
+    if any((message["role"], message.get("content")) not in said for message in prompt):
+        raise NoConversation(
+            "prompt is not in what chosen and rejected both begin with: which of the two comes before the answers is "
+            "not said. Remove one"
+        )
+    return shared
 
 
 def _messages(record: Mapping[str, Any]) -> Messages:
