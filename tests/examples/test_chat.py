@@ -367,7 +367,7 @@ BAD = {
     json.dumps({"conversations": [{"from": "cat", "value": "a"}]}): "a turn is from 'cat'",
     json.dumps({"conversations": [{"from": ["human"], "value": "a"}]}): "a turn is from ['human']",
     json.dumps({"prompt": "a", "completion": 5}): "completion is int, where text belongs",
-    json.dumps({"prompt": "a", "completion": None}): "completion is NoneType, where text belongs",
+    json.dumps({"prompt": "a", "completion": None}): "none of messages, conversations, prompt with completion, and",
     json.dumps({"prompt": "a", "completion": {"b": 1}}): "completion is dict, where text belongs",
     '{"messages": ' + "[" * 100_000 + "]" * 100_000 + "}": "no JSON (maximum recursion depth exceeded",
     json.dumps({"messages": [{"role": "user", "content": "\ud800"}, TALK[1]]}): "half a surrogate pair",
@@ -399,6 +399,17 @@ def test_what_comes_before_the_messages_of_a_record_is_read(name: str) -> None:
     assert conversation_of(twice).messages == twice["messages"]
     empty = {**RECORDS[name], "system": "", "history": [], "tools": "[]"}
     assert conversation_of(empty) == conversation_of(RECORDS[name])
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_key_that_is_null_is_absent(name: str) -> None:
+    """As in rows of tables that were put together of several."""
+    keys = ("messages", "conversations", "prompt", "completion", "instruction", "input", "output", "history", "tools")
+    assert conversation_of({**dict.fromkeys(keys), **RECORDS[name]}) == conversation_of(RECORDS[name])
+    pair = {"chosen": TALK[:2], "rejected": [TALK[0], TALK[3]]}
+    assert preference_of({"prompt": None, "system": None, **pair}) == preference_of(pair)
+    with pytest.raises(NoConversation, match=r"no rejected; its keys are prompt, chosen$"):
+        preference_of({"prompt": "a", "chosen": "b", "rejected": None})
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])

@@ -52,6 +52,7 @@ class Preference:
 
 def conversation_of(record: Mapping[str, Any]) -> Conversation:
     """The conversation of a record. NoConversation where there is none, or nothing in it is answered."""
+    record = _with_values(record)
     messages = _messages(record)
     _check(messages)
     messages = _with_earlier(record, messages)
@@ -73,6 +74,7 @@ def conversation_of(record: Mapping[str, Any]) -> Conversation:
 
 def question_of(record: Mapping[str, Any]) -> Conversation:
     """The conversation of a record of messages, which ends before an answer. NoConversation where there is none."""
+    record = _with_values(record)
     messages = record.get("messages")
     _check(messages)
     assert isinstance(messages, list), "checked"
@@ -83,6 +85,7 @@ def question_of(record: Mapping[str, Any]) -> Conversation:
 
 def preference_of(record: Mapping[str, Any]) -> Preference:
     """The preference of a record. NoConversation where there is none."""
+    record = _with_values(record)
     missing = [key for key in ("chosen", "rejected") if key not in record]
     if missing:
         raise NoConversation(f"no {' and no '.join(missing)}; its keys are {', '.join(record)}")
@@ -97,6 +100,11 @@ def preference_of(record: Mapping[str, Any]) -> Preference:
     if not before:
         raise NoConversation("no prompt: chosen and rejected share no message")
     return Preference(_with_earlier(record, before), texts[0], texts[1], _tools(record))
+
+
+def _with_values(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Without keys that are null: a row of a table has all columns of it."""
+    return {key: value for key, value in record.items() if value is not None}
 
 
 def _num_shared(chosen: Messages, rejected: Messages) -> int:
