@@ -10311,6 +10311,13 @@ MUTATIONS = [
         ("tests/gguf/test_convert.py",),
     ),
     Mutation(
+        "the chat template of a GGUF file is lost",
+        "convert/foreign.py",
+        "return known._replace(config=config)",
+        "return known",
+        ("tests/gguf/test_convert.py",),
+    ),
+    Mutation(
         "the agent is looked for at the head of the process group",
         "launch/agent.py",
         "pid = int(stat_of(pid)[1])",

@@ -17,7 +17,7 @@ from colonnade.errors import CheckpointError
 from colonnade.gguf import source
 from colonnade.gguf.header import FORMATS, Header, Laid, read_header
 from colonnade.gguf.source import Packed
-from colonnade.gguf.tokenizer import tokenizer_in
+from colonnade.gguf.tokenizer import config_in, tokenizer_in
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.rotary import inverse_wavelengths
 from colonnade.serving.trained import open_trained
@@ -25,6 +25,7 @@ from tests.convert.published import LLAMA3, MODELS, random_model
 from tests.convert.test_logits import CPU, TOKENS, assert_equal, in_float64, logits_of
 from tests.convert.test_refused import refused
 from tests.convert.test_round_trip import converted
+from tests.examples.chats import CHATML
 from tests.gguf.written import words, write
 
 gguf = pytest.importorskip("gguf")
@@ -235,10 +236,14 @@ def test_a_byte_level_tokenizer_comes_along(pre: str, tmp_path: Path) -> None:
             add_token_list=tokens,
             add_token_merges=merges,
             add_token_types=[3 if token in special else 1 for token in tokens],
+            add_bos_token_id=0,
             add_eos_token_id=len(tokens) - 1,
+            add_chat_template=CHATML,
         )
     out = converted(tmp_path / "model.gguf", tmp_path / "ours")
-    assert f"tokenizer  {len(tokens):,} ids" in out
+    assert f"tokenizer  {len(tokens):,} ids" in out and "left" not in out
+    content = json.loads((tmp_path / "ours" / "tokenizer_config.json").read_text())
+    assert content == {"chat_template": CHATML, "bos_token": tokens[0], "eos_token": tokens[-1]}
     made = Tokenizer.load(tmp_path / "ours" / "tokenizer.json")
     text = "the cat isn't 12345 on\n\n the  mat: é?"
     assert made.decode(made.encode(text)) == text
@@ -305,6 +310,27 @@ def test_accents_stay_as_they_are_written_where_the_original_leaves_them(pre: st
         assert len(made.encode(text)) == count and made.decode(made.encode(text)) == text
 
 
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"chat_template": "{{ bos_token }}"}, {"bos_token": "a", "eos_token": "<b>"}),
+        ({"chat_template": "", "ggml.bos_token_id": 2, "ggml.eos_token_id": -1}, {}),
+        ({"chat_template": "", "ggml.bos_token_id": "0", "ggml.eos_token_id": True}, {}),
+        ({"chat_template": "", "ggml.tokens": [1, 2]}, {}),
+        ({"chat_template": "", "ggml.tokens": None}, {}),
+        ({"chat_template": ["{{ bos_token }}"]}, None),
+        ({"chat_template.tool_use": "{{ bos_token }}"}, None),
+    ],
+)
+def test_a_chat_template_comes_with_the_names_of_the_tokens_that_it_may_write(
+    said: dict[str, Any], found: dict[str, str] | None
+) -> None:
+    """As far as there are such tokens; without a template these are said by their ids alone."""
+    metadata = {"ggml.tokens": ["a", "<b>"], "ggml.bos_token_id": 0, "ggml.eos_token_id": 1, **said}
+    made = config_in(Header(Path(), {f"tokenizer.{key}": value for key, value in metadata.items()}, {}))
+    assert made == ({} if found is None else {"chat_template": said["chat_template"], **found})
+
+
 def test_one_of_another_kind_is_left_with_the_file_to_name(tmp_path: Path) -> None:
     write(
         tmp_path / "model.gguf",
@@ -313,9 +339,15 @@ def test_one_of_another_kind_is_left_with_the_file_to_name(tmp_path: Path) -> No
         F16,
         add_tokenizer_model="llama",
         add_token_list=["a"] * 61,
+        add_chat_template=CHATML,
     )
-    out = converted(tmp_path / "model.gguf", tmp_path / "ours")
+    out, left = (
+        converted(tmp_path / "model.gguf", tmp_path / "ours"),
+        f"  left: the chat template in {tmp_path}/model.gguf",
+    )
     assert "tokenizer  left: of kind llama. Name the original model's tokenizer.model (SentencePiece) with --tok" in out
+    assert left in out and left in converted(tmp_path / "model.gguf", tmp_path / "its", "--tokenizer", words(tmp_path))
+    assert not [*tmp_path.glob("*/tokenizer_config.json")]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from colonnade.convert.their_base import base_written, check_their_base, named_o
 from colonnade.convert.their_tokenizer import TheirTokenizer, find_tokenizer
 from colonnade.convert.to_checkpoint import Foreign
 from colonnade.errors import ConfigError
-from colonnade.gguf.header import is_gguf
+from colonnade.gguf.header import Header, is_gguf
 from colonnade.gguf.source import open_gguf
-from colonnade.gguf.tokenizer import tokenizer_in
+from colonnade.gguf.tokenizer import config_in, tokenizer_in
 from colonnade.huggingface.folder import is_published, open_published
 from colonnade.huggingface.peft import is_peft, open_peft
 from colonnade.megatron.ranks import is_megatron
@@ -46,8 +46,7 @@ def open_foreign(source: Path, tokenizer: Path | None, vocab_size: int | None, b
         )
     if source.is_file():
         published, header = open_gguf(source)
-        known = TheirTokenizer(tokenizer_in(header)) if tokenizer is None else find_tokenizer(tokenizer, ())
-        return Foreign(published, known, ())
+        return Foreign(published, _with_gguf(header, tokenizer), ())
     if is_peft(source):
         published = open_peft(source, base)
         folders = (source, published.folder)
@@ -61,3 +60,12 @@ def open_foreign(source: Path, tokenizer: Path | None, vocab_size: int | None, b
     size = None if isinstance(known.tokenizer, str) else known.tokenizer.vocab_size
     published = open_megatron(source, lambda found: true_vocabulary(found, given=vocab_size, tokenizer=size))
     return Foreign(published, known, (source,))
+
+
+def _with_gguf(header: Header, named: Path | None) -> TheirTokenizer:
+    """The tokenizer of a GGUF file with its chat template, or the one that is named: the template is left then."""
+    known = TheirTokenizer(tokenizer_in(header)) if named is None else find_tokenizer(named, ())
+    config = config_in(header)
+    if named is None and not isinstance(known.tokenizer, str):
+        return known._replace(config=config)
+    return known._replace(left=(f"the chat template in {header.path}",) if config else ())

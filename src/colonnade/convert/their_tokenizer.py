@@ -1,8 +1,9 @@
 """The tokenizer of weights that others wrote, and the files that belong to it, such as its chat template."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from colonnade.data.chat_template import JINJA, folder_of
 from colonnade.data.tokenizer import Tokenizer
@@ -24,8 +25,10 @@ class TheirTokenizer(NamedTuple):
     """Where it lies; None: in no folder."""
     beside: tuple[Path, ...] = ()
     """Files that belong to it; where there is none, those that lie in the folder all the same."""
-    left: tuple[Path, ...] = ()
-    """Files that lie in the folders of the weights and belong to another tokenizer."""
+    left: tuple[Path | str, ...] = ()
+    """Files that lie in the folders of the weights and belong to another tokenizer; or in words what else does."""
+    config: Mapping[str, Any] = MappingProxyType({})
+    """What a tokenizer that lies in no folder has in the place of a tokenizer_config.json."""
 
 
 def find_tokenizer(named: Path | None, folders: Sequence[Path]) -> TheirTokenizer:

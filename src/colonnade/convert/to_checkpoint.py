@@ -132,6 +132,8 @@ def _files(it: Foreign, dtype: torch.dtype) -> dict[str, bytes]:
     files = {"config.toml": text.encode()}
     if isinstance(it.known.tokenizer, Tokenizer):
         files["tokenizer.json"] = it.known.tokenizer.to_json().encode()
+    if it.known.config:
+        files[CONFIG] = _json(dict(it.known.config))
     for name, path in it.beside.items():
         if "auto_map" not in (content := read_json(path)):
             files[name] = _json(content)

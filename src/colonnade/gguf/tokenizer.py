@@ -1,4 +1,4 @@
-"""The tokenizer within a GGUF file, where it is a byte-level BPE whose way to split text is known."""
+"""The tokenizer within a GGUF file, where it is a byte-level BPE whose way to split text is known; its template."""
 
 import json
 from typing import Any, TypeGuard
@@ -33,6 +33,21 @@ def tokenizer_in(header: Header) -> Tokenizer | str:
         return Tokenizer.from_json(json.dumps(_content(tokens, merges, added, said["pre"])))
     except DataError:
         return _UNREADABLE
+
+
+def config_in(header: Header) -> dict[str, str]:
+    """The file's chat template with the tokens that it may write by name, as in a tokenizer_config.json; empty where
+    there is none.
+    """
+    template, tokens = header.metadata.get("tokenizer.chat_template"), header.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(template, str):
+        return {}
+    known, found = dict(enumerate(tokens)) if _are_texts(tokens) else {}, {"chat_template": template}
+    for key in ("bos_token", "eos_token"):
+        id_ = header.metadata.get(f"tokenizer.ggml.{key}_id")
+        if type(id_) is int and id_ in known:
+            found[key] = known[id_]
+    return found
 
 
 def _are_texts(value: object) -> TypeGuard[list[str]]:
