@@ -148,6 +148,22 @@ def test_what_metadata_mean(arch: str, said: dict[str, Any], found: dict[str, An
     assert source._facts(header) == {"bos_token_id": 1, "eos_token_id": 2}
 
 
+@pytest.mark.parametrize(
+    ("said", "ends"),
+    [
+        ({"eos": 2, "eot": 5, "eom": 4}, [2, 5, 4]),
+        ({"eot": 5}, 5),
+        ({"eos": 2, "eot": 2}, 2),
+        ({"eos": 0, "eot": "5", "eom": None}, 0),
+        ({}, None),
+    ],
+)
+def test_a_text_ends_with_each_token_that_ends_one_in_llama_cpp(said: dict[str, Any], ends: Any) -> None:
+    """Of a document, of a turn, and of a message."""
+    header = Header(Path(), {f"tokenizer.ggml.{kind}_token_id": id_ for kind, id_ in said.items()}, {})
+    assert source._facts(header) == ({} if ends is None else {"eos_token_id": ends})
+
+
 @pytest.mark.usefixtures("shapes")
 @pytest.mark.parametrize("more", [{}, {"add_rope_scaling_type": gguf.RopeScalingType.YARN}], ids=["linear", "yarn"])
 def test_two_rules_for_longer_texts_are_refused(more: dict[str, Any], tmp_path: Path) -> None:

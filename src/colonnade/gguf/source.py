@@ -20,7 +20,7 @@ from colonnade.checkpoint.schema import clip
 from colonnade.errors import CheckpointError
 from colonnade.gguf.header import FORMATS, Header, Laid, read_header
 from colonnade.huggingface.files import CODES
-from colonnade.huggingface.folder import Published, matched, stub
+from colonnade.huggingface.folder import Published, ids_in, matched, stub
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 FREQUENCIES = "rope_freqs.weight"
@@ -137,8 +137,11 @@ def _arch(header: Header) -> str:
 
 
 def _facts(header: Header) -> dict[str, Any]:
-    ids = {f"{kind}_token_id": header.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos")}
-    return {key: value for key, value in ids.items() if type(value) is int}
+    """What begins a text, and what ends one: a document, a turn (eot) or a message (eom)."""
+    begin, *ends = (header.metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos", "eot", "eom"))
+    found = list(dict.fromkeys(each for each in ends if type(each) is int))
+    ids = {"bos_token_id": begin, "eos_token_id": found if len(found) > 1 else next(iter(found), None)}
+    return {key: value for key, value in ids.items() if ids_in(value)}
 
 
 def _theirs(name: str) -> tuple[str, str]:
