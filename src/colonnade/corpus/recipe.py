@@ -118,7 +118,7 @@ class FilterStep(Section):
     """[tokens] Longer documents are dropped. 0: none."""
     quality: list[Literal["gopher", "repetition", "c4"]] = []
     """datatrove's heuristics, in this order: gopher and repetition (Rae et al. 2021), c4 (Raffel et al. 2020; it drops
-    single lines too)."""
+    single lines too). gopher is for English, c4 for texts whose sentences end as English ones do."""
     remove_urls: list[Text] = []
     """Files with a URL or a domain a line: documents from there, or from below, are dropped."""
     remove_ids: dict[str, Text] = {}
