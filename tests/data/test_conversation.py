@@ -66,6 +66,7 @@ TEMPLATES = {
         + AND_PROMPT + "{{ ' [/INST]' }}{% endif %}",
         None,
     ),
+    "no Jinja": ("{% if %}", None),
     "no answer is written": (ASKED + "{{ '<|im_start|>' + m.content + '<|im_end|>' }}{% endif %}{% endfor %}", None),
 }  # fmt: skip
 

@@ -130,14 +130,18 @@ def test_who_answers_was_told_how_conversations_are_written_down() -> None:
 
 
 def test_a_conversation_that_cannot_be_written_down_is_told_by_its_number() -> None:
-    """Here its template has no use for tools."""
+    """Where its template has no use for tools, or is none."""
     model, asked = model_of("gpt"), [{"role": "user", "content": "a"}]
-    vars(model)["chat"] = Chat(ChatTemplate("{{ messages[0].content }}"), tokenizer())
-    with pytest.raises(DataError, match="conversation 2 cannot be written down: the chat template writes no descript"):
-        trained.print_continuations(
-            model, Mesh(), [], max_new_tokens=5, sampling=Sampling(), as_json=False,
-            chats=[Conversation(asked), Conversation(asked, [{"name": "weather"}])],
-        )  # fmt: skip
+    chats = [Conversation(asked), Conversation(asked, [{"name": "weather"}])]
+    for text, said in (
+        ("{{ messages[0].content }}", "2 .*: the chat template writes no"),
+        ("{% if %}", "1 .* refuses it"),
+    ):
+        vars(model)["chat"] = Chat(ChatTemplate(text), tokenizer())
+        with pytest.raises(DataError, match=f"conversation {said}"):
+            trained.print_continuations(
+                model, Mesh(), [], max_new_tokens=5, sampling=Sampling(), as_json=False, chats=chats
+            )
 
 
 @pytest.mark.parametrize(

@@ -180,10 +180,10 @@ class ChatTemplate:
     def _generate(
         self, messages: Sequence[Message], tools: Any, add_generation_prompt: bool
     ) -> tuple[str, list[tuple[int, int]]]:
-        template, answers = self._compiled
         values = {"tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
         blocks: list[str] = []
         try:
+            template, answers = self._compiled
             with answers.found(blocks) as spans:
                 for block in template.generate(messages=list(messages), **values, **self.tokens):
                     blocks.append(block)
