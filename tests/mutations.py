@@ -769,8 +769,8 @@ MUTATIONS = [
     Mutation(
         "metrics.jsonl has numbers that JSON has not",
         "train/lines.py",
-        'file.write(json_of(line) + "\\n")',
-        'file.write(json.dumps(line) + "\\n")',
+        "write_line(file, json_of(line))",
+        "write_line(file, json.dumps(line))",
         ("tests/train/test_lines.py",),
     ),
     Mutation(
@@ -3855,11 +3855,11 @@ MUTATIONS = [
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
-        "a request is written behind a line without an end",
-        "train/change_requests.py",
+        "a request, or an event, is written behind a line without an end",
+        "train/lines.py",
         'stream.write(b"\\n" * torn + text.encode() + b"\\n")',
         'stream.write(text.encode() + b"\\n")',
-        ("tests/train/test_change_requests.py",),
+        ("tests/train/test_change_requests.py", "tests/train/test_lines.py"),
     ),
     Mutation(
         "a full quota is no mistake of the user's disk",

@@ -11,7 +11,7 @@ import pytest
 
 from colonnade.errors import ConfigError
 from colonnade.train import lines
-from colonnade.train.lines import Lines, object_in, step_in
+from colonnade.train.lines import Lines, append, object_in, objects_in, step_in
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,16 @@ def test_numbers_that_json_has_not_are_null(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     Lines().write(path, {"step": 2, "validation_loss": math.inf, "each": [math.nan, 1.5]})
     assert path.read_text() == '{"step": 2, "validation_loss": null, "each": [null, 1.5]}\n'
+
+
+@pytest.mark.parametrize("before", [b"", b'{"n": 1}\n', b'{"n": 1}\n{"n": 2, "ur'], ids=["no line", "whole", "cut off"])
+def test_a_line_behind_one_that_was_cut_off_is_a_line_of_its_own(tmp_path: Path, before: bytes) -> None:
+    """Else both are lost: power has failed in the midst of the first, or the disk was full."""
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(before)
+    append(path, {"n": 3})
+    assert objects_in(path) == [*[{"n": 1}] * bool(before), {"n": 3}]
+    assert path.read_bytes().startswith(before), "what was there stays"
 
 
 @pytest.mark.parametrize(

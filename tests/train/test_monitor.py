@@ -182,17 +182,17 @@ def test_what_another_thread_tells_while_a_run_returns_stays(tmp_path: Path, mon
 
 
 def test_a_full_disk_is_a_clear_message(tmp_path: Path) -> None:
-    """A limit on the size of files stands for it: the line is cut off in its midst."""
+    """A limit on the size of files stands for it; nothing stays of the line."""
 
     def fill(rank: int, num_ranks: int) -> str:
         told = monitor(tmp_path)
         told.step(numbers(1), 0.5)
-        limit = (tmp_path / "metrics.jsonl").stat().st_size + 10
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        size = (tmp_path / "metrics.jsonl").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
         with pytest.raises(ConfigError) as caught:
             told.step(numbers(2), 0.5)
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        assert (tmp_path / "metrics.jsonl").stat().st_size == limit
+        assert (tmp_path / "metrics.jsonl").stat().st_size == size
         told.resume(1)
         return str(caught.value)
 

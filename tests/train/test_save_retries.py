@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -22,11 +21,13 @@ from colonnade.train import lines, loop, recovery, save_retries
 from colonnade.train.corpus import open_corpus
 from colonnade.train.interrupt import Interrupt, Request
 from colonnade.train.lines import Lines
+from colonnade.train.monitor import write_event
 from colonnade.train.recovery import Checkpoints, saving
 from colonnade.train.run_folder import CHANGES
 from colonnade.train.save_retries import LONGEST, SaveRetries
 from colonnade.train.state import TrainState, build_state
 from tests.commands import forked, start
+from tests.disks import room_for
 from tests.runs import Finished, assert_same_end, events, saved_steps
 from tests.tiny import TinyCorpus
 from tests.tiny import config as tiny_config
@@ -243,7 +244,7 @@ def test_a_step_does_not_wait_for_the_next_try(
     assert len(waits) == 1 and saved_steps(tmp_path / "run") == [4]
 
 
-def full(path: Path, line: Any, *, whole: bool = False) -> None:
+def full(path: Path, line: Any) -> None:
     """`lines.append` on a full disk."""
     raise lines.unwritable(path, OSError(errno.ENOSPC, "No space")) from OSError(errno.ENOSPC, "No space")
 
@@ -303,8 +304,8 @@ def test_threads_write_each_line_once(tmp_path: Path, monkeypatch: pytest.Monkey
     """A save beside training tells its end from a thread of its own, while a step writes its metrics."""
     path, together, append = tmp_path / "events.jsonl", Lines(patient=True), lines.append
 
-    def slowly(path: Path, line: Any, *, whole: bool = False) -> None:
-        append(path, line, whole=whole)
+    def slowly(path: Path, line: Any) -> None:
+        append(path, line)
         time.sleep(0.001)  # another thread's turn, between writing and forgetting
 
     monkeypatch.setattr(lines, "append", slowly)
@@ -345,16 +346,20 @@ def test_a_line_that_fits_in_part_leaves_nothing(tmp_path: Path, before: int) ->
     path, patient = tmp_path / "metrics.jsonl", Lines(patient=True)
     if before:
         assert patient.write(path, {"step": 1}) == ""
-    whole, (soft, hard) = path.read_bytes() if before else b"", resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 4, hard))
-    try:
+    whole = path.read_bytes() if before else b""
+    with room_for(len(whole) + 4):
         told = patient.write(path, {"step": 2})
-        left = path.read_bytes()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "the run goes on" in told and left == whole
+    assert "the run goes on" in told and path.read_bytes() == whole
     patient.check()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2][-before - 1 :]
+
+
+def test_so_does_an_event_that_fits_in_part_while_no_rank_runs(tmp_path: Path) -> None:
+    write_event(tmp_path, "fault", step=3)
+    before = (tmp_path / "events.jsonl").read_bytes()
+    with room_for(len(before) + 4):
+        write_event(tmp_path, "restart", saved=2)
+    assert (tmp_path / "events.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOTCONN])

@@ -36,6 +36,7 @@ from colonnade.train.change import (
     expected,
     was,
 )
+from colonnade.train.lines import write_line
 from colonnade.train.monitor import METRICS, last_step
 from colonnade.train.rollback import Rollback
 from colonnade.train.run_folder import CHANGES, DECIDED, checkpoints
@@ -250,9 +251,7 @@ def ask(run: Path, request: dict[str, Any]) -> None:
     file = run / CHANGES
     try:
         with file.open("ab+") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - 1))
-            torn = stream.read(1) not in (b"", b"\n")
-            stream.write(b"\n" * torn + text.encode() + b"\n")
+            write_line(stream, text)
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:

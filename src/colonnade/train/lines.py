@@ -4,12 +4,13 @@ system fails for a while, they wait in memory.
 
 import errno
 import json
+import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.outputs import json_of
@@ -65,7 +66,7 @@ class Lines:
 
     def _flush(self) -> None:
         while self._waiting:
-            append(*self._waiting[0], whole=self.patient)
+            append(*self._waiting[0])
             self._waiting.popleft()
 
 
@@ -90,17 +91,28 @@ def step_in(line: Mapping[str, Any] | None) -> int:
     return step if type(step) is int and 0 < step < 2**53 else 0
 
 
-def append(path: Path, line: Mapping[str, Any], *, whole: bool = False) -> None:
-    """`whole`: of a line that could be written in part, nothing stays."""
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Write a line at the end of a file; ConfigError where that is impossible. Of one that could be written in part,
+    nothing stays.
+    """
     size = None
     try:
-        with path.open("a") as file:
-            size = file.tell() if whole else None
-            file.write(json_of(line) + "\n")
+        with path.open("ab+") as file:
+            size = file.seek(0, os.SEEK_END)
+            write_line(file, json_of(line))
     except OSError as error:
         if size is not None:
             cut(path, size)
         raise unwritable(path, error) from error
+
+
+def write_line(stream: IO[bytes], text: str) -> None:
+    """At the end of a file that is open for reading and appending, on a line of its own: the one before may have been
+    cut off.
+    """
+    stream.seek(max(0, stream.seek(0, os.SEEK_END) - 1))
+    torn = stream.read(1) not in (b"", b"\n")
+    stream.write(b"\n" * torn + text.encode() + b"\n")
 
 
 def cut(path: Path, size: int) -> None:
