@@ -788,6 +788,13 @@ MUTATIONS = [
         ("tests/planner/test_comparison.py",),
     ),
     Mutation(
+        "the save at the end of a run waits as long for its next try as any other",
+        "train/save_retries.py",
+        "return min(wait, LAST) if must else wait",
+        "return wait",
+        ("tests/train/test_save_retries.py",),
+    ),
+    Mutation(
         "a failed save is tried again when the limit is over",
         "train/save_retries.py",
         "max(self.limit / 4, 0.1)",

@@ -31,7 +31,9 @@ from tests.disks import room_for
 from tests.runs import Finished, assert_same_end, events, saved_steps
 from tests.tiny import TinyCorpus
 from tests.tiny import config as tiny_config
+from tests.told import Told
 from tests.train.test_monitor import monitor, numbers
+from tests.train.test_recovery import checkpoints_of
 
 SAVES = ("saved", "save failed")
 
@@ -40,10 +42,12 @@ def test_tries_come_later_and_later_until_it_is_too_long() -> None:
     now = [0.0]
     retries = SaveRetries(4000.0, clock=lambda: now[0])
     assert not retries.is_due and not retries.is_over
-    waits = [retries.failed() for _ in range(9)]
-    assert waits[:3] == [10.0, 20.0, 40.0] and waits[-1] == LONGEST
-    assert not retries.is_due
-    now[0] = 600.0
+    waits = list[float]()
+    for _ in range(8):
+        waits.append(retries.failed())
+        assert not retries.is_due
+        now[0] += waits[-1]
+    assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, LONGEST, LONGEST]
     assert retries.is_due and not retries.is_over
     retries.saved()
     assert retries.failures == 0 and not retries.is_due and retries.age == 0.0
@@ -56,6 +60,40 @@ def test_tries_come_later_and_later_until_it_is_too_long() -> None:
     now[0] = 13000.5
     assert retries.is_over
     assert SaveRetries(0.0, clock=lambda: 0.0).is_over, "0: the first failure ends the run"
+
+
+def test_saves_that_fail_soon_behind_each_other_put_off_no_try() -> None:
+    """A run of quick steps saves often, and has not been failing for long."""
+    now = [0.0]
+    retries = SaveRetries(4000.0, clock=lambda: now[0])
+    for _ in range(8):
+        now[0] += 0.125
+        retries.failed()
+    assert retries.failed() == 10.875 and retries.failures == 9
+
+
+def test_a_save_that_a_run_waits_for_is_tried_every_two_seconds_and_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though saves have failed for long: nothing else is left to do, and somebody may kill the run soon."""
+    now, tries, told = [0.0], list[float](), Told()
+    retries = SaveRetries(4000.0, clock=lambda: now[0])
+
+    def save(*_: Any) -> None:
+        tries.append(now[0])
+        if now[0] < 655.0:
+            raise CheckpointError("The disk is full.")
+
+    monkeypatch.setattr(Checkpoints, "payload", lambda self, state: None)
+    monkeypatch.setattr(recovery.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    found = checkpoints_of(Mesh(), told, retries, is_busy=False, save=save, wait=lambda: None)
+    for now[0] in (0.0, 10.0, 300.0, 650.0):
+        found.save(SimpleNamespace(step=7), must=now[0] == 650.0)  # type: ignore[arg-type]
+    assert tries == [0.0, 10.0, 300.0, 650.0, 652.0, 654.0, 656.0]
+    assert [each["tries"] for each in told.of("save failed")] == [1, 2, 3, 4]
+    assert told.said[-1] == (
+        "Saving at step 7 has failed: The disk is full.\nThe run waits for it, and tries again every 2 s. It ends if a "
+        "save fails more than checkpoint.retry_for = 4000 seconds after the first that did. What was saved last, or "
+        "the start, is 650 seconds old."
+    )
 
 
 def test_a_short_limit_has_room_for_several_tries() -> None:
@@ -108,7 +146,7 @@ def test_the_run_ends_as_if_nothing_had_been(
     arguments = ["train", config, f"run.folder={run}", "checkpoint.retry_for=900", *keys]
     answers = start(*arguments, num_ranks=ranks, first=refused(times, number)).answers()
     assert [answer.status for answer in answers] == [0] * ranks, answers
-    assert "Saving at step" in answers[0].out and "The run goes on" in answers[0].out
+    assert "Saving at step" in answers[0].out
     told = [event for event in events(run) if event["event"] == "save failed"]
     assert told and all(event["reason"] and event["tries"] for event in told) and saved_steps(run)[-1] == 6
     if ranks == 1:

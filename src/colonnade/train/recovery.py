@@ -110,6 +110,7 @@ class Checkpoints:
         CopiesError where copies differ, and nothing is written. What makes this save or the one before it fail is said,
         and tried again when `is_due`, or with `must` at once and until it is good; raised when it has been too long.
         """
+        told = False
         while True:
             try:
                 self._save(state)
@@ -119,9 +120,10 @@ class Checkpoints:
             except CopiesError:
                 raise
             except CheckpointError as error:
-                wait = self._failed(error, state.step)
+                wait = self._failed(error, state.step, must=must, told=told)
             if not must:
                 return
+            told = True
             time.sleep(wait)
 
     @property
@@ -129,18 +131,15 @@ class Checkpoints:
         """On rank 0: whether a save that has failed is to be tried again."""
         return self.retries.is_due
 
-    def _failed(self, error: CheckpointError, step: int) -> float:
-        """Seconds until the next try; raises `error` on all ranks if there is none."""
+    def _failed(self, error: CheckpointError, step: int, *, must: bool = False, told: bool = False) -> float:
+        """Seconds until the next try; raises `error` on all ranks if there is none. `told`: of one before."""
         over = bool(all_reduce(torch.tensor(int(self.retries.is_over)), self.mesh.world, "max"))
         if over:
             raise error
-        wait, age = self.retries.failed(), self.retries.age
-        self.monitor.event("save failed", step=step, reason=str(error), tries=self.retries.failures, age=round(age, 1))
-        self.monitor.say(
-            f"Saving at step {step} has failed: {error}\nThe run goes on, and saves again in {wait:g} s. It ends if a "
-            f"save fails more than checkpoint.retry_for = {self.retries.limit:g} seconds after the first that did. "
-            f"What was saved last, or the start, is {age:.0f} seconds old."
-        )
+        wait, tries, age = self.retries.failed(must=must), self.retries.failures, round(self.retries.age, 1)
+        if not told:
+            self.monitor.event("save failed", step=step, reason=str(error), tries=tries, age=age)
+            self.monitor.say(self.retries.in_words(step, error, wait, must=must))
         return wait
 
     def _save(self, state: TrainState) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 FIRST, LONGEST = 10.0, 600.0  # seconds from a failure to the next try
+LAST = 2.0  # seconds between tries while nothing but the save is left to do
 
 
 @dataclass
@@ -27,13 +28,27 @@ class SaveRetries:
         """A save was good."""
         self.good_at, self.failing_since, self.failures, self.next_try = self.clock(), None, 0, math.inf
 
-    def failed(self) -> float:
-        """A save has failed: seconds until the next try."""
+    def failed(self, *, must: bool = False) -> float:
+        """A save has failed: seconds until the next try, twice as long each time, however many saves fail meanwhile.
+        `must`: the run waits for it.
+        """
+        now = self.clock()
         self.failures += 1
-        self.failing_since = self.clock() if self.failing_since is None else self.failing_since
-        wait = min(FIRST * 2.0 ** min(self.failures - 1, 10), LONGEST, max(self.limit / 4, 0.1))
-        self.next_try = self.clock() + wait
-        return wait
+        self.failing_since = now if self.failing_since is None else self.failing_since
+        wait = min(FIRST + now - self.failing_since, LONGEST, max(self.limit / 4, 0.1))
+        self.next_try = now + wait
+        return min(wait, LAST) if must else wait
+
+    def in_words(self, step: int, reason: object, wait: float, *, must: bool) -> str:
+        """What to say of a save that has failed, and is tried again in `wait` seconds; `must` as in `failed`."""
+        goes_on = (
+            f"waits for it, and tries again every {wait:g} s" if must else f"goes on, and saves again in {wait:g} s"
+        )
+        return (
+            f"Saving at step {step} has failed: {reason}\nThe run {goes_on}. It ends if a save fails more than "
+            f"checkpoint.retry_for = {self.limit:g} seconds after the first that did. What was saved last, or the "
+            f"start, is {self.age:.0f} seconds old."
+        )
 
     @property
     def age(self) -> float:
