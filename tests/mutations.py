@@ -2923,6 +2923,20 @@ MUTATIONS = [
         ("tests/train/test_copies.py",),
     ),
     Mutation(
+        "a full disk ends a run that is started again",
+        "train/restarts.py",
+        "    if again and cause.order in",
+        "    if not again and cause.order in",
+        ("tests/train/test_restarts.py",),
+    ),
+    Mutation(
+        "a run that is started again needs room for lines that it has",
+        "train/monitor.py",
+        "if not before.startswith(kept):",
+        "if kept != before:",
+        ("tests/train/test_monitor.py", "tests/train/test_save_retries.py"),
+    ),
+    Mutation(
         "a save that failed is not tried again",
         "train/save_retries.py",
         "return self.clock() >= self.next_try",
@@ -3871,8 +3885,8 @@ MUTATIONS = [
     Mutation(
         "a full quota is no mistake of the user's disk",
         "errors.py",
-        "errno.ENOSPC, errno.EDQUOT, errno.EFBIG",
-        "errno.ENOSPC, errno.EFBIG",
+        "errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)",
+        "errno.EROFS, errno.ENOSPC, errno.EFBIG)",
         ("tests/test_errors.py",),
     ),
     Mutation(
@@ -5386,8 +5400,8 @@ MUTATIONS = [
     Mutation(
         "under torchrun a rank that is short of memory counts as a user's mistake",
         "train/ending.py",
-        "if not isinstance(error, MemoryShortError):",
-        "if True:",
+        "if not isinstance(error, DiskError | MemoryShortError):",
+        "if not isinstance(error, DiskError):",
         ("tests/launch/test_torchrun.py",),
     ),
     Mutation(
@@ -10465,8 +10479,8 @@ MUTATIONS = [
     Mutation(
         "the last place that is left is lost like others",
         "train/restarts.py",
-        "== 1\n            decision",
-        "== 0\n            decision",
+        "== 1\n            wait",
+        "== 0\n            wait",
         ("tests/train/test_restarts.py",),
     ),
     Mutation(

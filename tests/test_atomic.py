@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from colonnade.atomic import remove_partial, remove_partial_of, write_whole, written
+from colonnade.atomic import remove_partial, remove_partial_of, write_new, write_whole, written
 from tests.disks import room_for
 
 
@@ -94,3 +94,13 @@ def test_what_killed_writers_of_one_file_have_left_is_removed_and_of_no_other(tm
     remove_partial_of(tmp_path / "run[1].json")
     assert {path.name for path in tmp_path.iterdir()} == {*others}
     remove_partial_of(tmp_path / "nowhere" / "file")
+
+
+def test_what_is_there_already_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    write_new(path, b"old")
+    inode = path.stat().st_ino
+    write_new(path, b"old")
+    assert path.stat().st_ino == inode
+    write_new(path, b"new")
+    assert path.read_bytes() == b"new" and [each.name for each in tmp_path.iterdir()] == ["config.toml"]

@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 
 from colonnade.errors import (
     ColonnadeError,
+    ConfigError,
     CopiesError,
     DataError,
+    DiskError,
     credentials_in,
     hidden,
     mistake,
+    name_of,
+    of_the_disk,
     without_credentials,
 )
 
@@ -139,3 +143,12 @@ def test_no_control_characters_in_messages() -> None:
     assert str(ColonnadeError("seen\rhidden")) == "seen�hidden", "a terminal would show the end alone"
     assert str(ColonnadeError(ValueError("of another kind"))) == "of another kind" and str(ColonnadeError()) == ""
     assert str(ColonnadeError("a\x1b[31m\tb\nc\x00\u202ed")) == "a�[31m\tb\nc��d"
+
+
+def test_what_a_disk_may_get_over_is_an_error_of_its_own() -> None:
+    full, forbidden = (OSError(number, os.strerror(number)) for number in (errno.ENOSPC, errno.EACCES))
+    assert [type(of_the_disk("x", each)) for each in (full, forbidden)] == [DiskError, ConfigError]
+    errors = [full, forbidden, DiskError("x"), ConfigError("x"), ValueError("x"), TimeoutError("x")]
+    assert [*map(name_of, errors)] == [
+        *("DiskError", "PermissionError", "DiskError", "ConfigError", "ValueError", "TimeoutError")
+    ]

@@ -83,3 +83,9 @@ def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
     """`written`, of what is there already."""
     with written(path, private=private) as stream:
         stream.write(content)
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """`write_whole`, unless the file has this content already: a disk that is full, or read-only, still has it."""
+    if not (path.is_file() and path.read_bytes() == content):
+        write_whole(path, content)

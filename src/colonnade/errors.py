@@ -2,6 +2,7 @@
 
     ColonnadeError            base: shown as one message, no traceback, exit status 2
     ├── ConfigError           a key, a value, or values that cannot go together
+    │   └── DiskError         a run's folder that its disk refuses, and may give back
     ├── LayoutError           ranks and parallel sizes that do not fit
     ├── DataError             token files, text, tokenizers
     ├── CheckpointError       checkpoints that are missing, foreign or newer
@@ -38,6 +39,11 @@ REFUSED_BY_THE_DISK = frozenset(
 """What is no mistake of the program, wherever it comes up: permissions, space, names that are too long or turn in
 circles, and files where folders should be, or folders where files should.
 """
+
+PASSING = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN}
+)
+"""What a disk may get over."""
 
 
 HIDDEN = "…"
@@ -111,6 +117,10 @@ class ConfigError(ColonnadeError):
     """A configuration that cannot be run: unknown or mistyped keys, impossible values or combinations."""
 
 
+class DiskError(ConfigError):
+    """What a disk refuses, and may get over."""
+
+
 class LayoutError(ColonnadeError):
     """A number of ranks, or a set of axis sizes, that does not fit the model or the machine."""
 
@@ -155,6 +165,16 @@ class LockError(ColonnadeError):
 
 class MemoryShortError(ColonnadeError):
     """A model, or a step of it, that does not fit into the memory that is there."""
+
+
+def of_the_disk(message: str, error: OSError) -> ConfigError:
+    """What to raise of what a disk refuses: a DiskError where it may get over it."""
+    return (DiskError if error.errno in PASSING else ConfigError)(message)
+
+
+def name_of(error: BaseException) -> str:
+    """The kind of an error, by which whoever starts ranks again knows a DiskError, raised as such or by the system."""
+    return (DiskError if isinstance(error, OSError) and error.errno in PASSING else type(error)).__name__
 
 
 def mistake(error: BaseException) -> str | None:

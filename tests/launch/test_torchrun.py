@@ -14,7 +14,7 @@ import pytest
 
 from colonnade.config.fitting import Fit
 from colonnade.config.load import load
-from colonnade.errors import ConfigError, LayoutError, MemoryShortError
+from colonnade.errors import ConfigError, DiskError, LayoutError, MemoryShortError
 from colonnade.launch import launch
 from colonnade.launch.agent import PREFIX
 from colonnade.train import start
@@ -46,6 +46,8 @@ def test_a_mistake_and_a_leave_are_final_and_what_may_pass_is_not(
     assert not note.exists()
     with pytest.raises(ValueError, match="y"), ending(settings):
         raise ValueError("y")
+    with pytest.raises(DiskError), ending(settings):
+        raise DiskError("the disk is full")
     assert not note.exists()
     with pytest.raises(ConfigError), ending(settings):
         raise ConfigError("z")

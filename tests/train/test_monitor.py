@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from colonnade.atomic import write_whole
-from colonnade.errors import ConfigError
+from colonnade.errors import ConfigError, DiskError
+from colonnade.train.lines import object_in
 from colonnade.train.monitor import Monitor, write_event
 from colonnade.train.trackers import Prometheus, TensorBoard
+from tests.disks import room_for
 from tests.distributed import run_on_ranks
 from tests.runs import events
 
@@ -166,19 +167,34 @@ def test_what_another_thread_tells_while_a_run_returns_stays(tmp_path: Path, mon
     """Uploads go on beside it."""
     told, threads = monitor(tmp_path), list[Thread]()
     told.event("started")
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"cut off')
 
-    def slowly(path: Path, content: bytes) -> None:
-        if path.name == "events.jsonl":
+    def looks(line: bytes | str) -> dict[str, Any] | None:
+        if not threads and b"started" in bytes(line):
             threads.append(Thread(target=told.event, args=("uploaded",)))
             threads[-1].start()
             threads[-1].join(0.05)
-        write_whole(path, content)
+        return object_in(line)
 
-    monkeypatch.setattr("colonnade.train.monitor.write_whole", slowly)
+    monkeypatch.setattr("colonnade.train.monitor.object_in", looks)
     told.go_back(0)
     for thread in threads:
         thread.join()
     assert [line["event"] for line in events(tmp_path)] == ["started", "uploaded"]
+
+
+def test_a_run_goes_on_before_what_was_written_while_the_disk_is_full(tmp_path: Path) -> None:
+    told = monitor(tmp_path)
+    for step in (1, 2, 3):
+        told.step(numbers(step), 0.5)
+    told.event("started")
+    with room_for(0):
+        monitor(tmp_path).resume(2)
+    assert [line["step"] for line in written(tmp_path)] == [1, 2] and [*map(str, tmp_path.glob("*.partial"))] == []
+    monitor(tmp_path).step(numbers(2), 0.75)
+    with room_for(0), pytest.raises(DiskError, match=r"metrics\.jsonl cannot be written: File too large"):
+        monitor(tmp_path).resume(2)
 
 
 def test_a_full_disk_is_a_clear_message(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from colonnade.train.change import BATCH, Change
 from colonnade.train.change_requests import Decided, write_decided
 from colonnade.train.interrupt import STOPPED, Interrupt, Request
 from colonnade.train.restarts import POLL, TRIES, Restarts, kind_of
+from colonnade.train.save_retries import SaveRetries
 from tests.commands import environment, forked, ranks_of
 from tests.runs import metrics
 
@@ -141,6 +143,59 @@ def test_one_that_fails_is_started_again_and_says_so(fake: Any, capsys: pytest.C
 def test_a_mistake_is_not(fake: Any) -> None:
     status, made = fake(after(Ended(2, False, Cause(0, MISTAKE, "ConfigError: no"))))
     assert status == 2 and names(made.run) == ["fault", "no restart"]
+
+
+def refused(name: str = "DiskError", order: int = MISTAKE) -> Ended:
+    return Ended(2, False, Cause(0, order, f"rank 0 raised {name}: config.toml cannot be written: No space left", 7.0))
+
+
+@pytest.mark.parametrize("order", [MISTAKE, EXCEPTION])
+def test_what_a_disk_refuses_behind_the_first_start_is_waited_out(
+    fake: Any, capsys: pytest.CaptureFixture[str], order: int
+) -> None:
+    """A disk that is full for an hour and a rank that dies meanwhile end no night; they are no restarts without
+    progress either.
+    """
+    full = [after(refused(order=order), 10)] * 4
+    status, made = fake(after(killed(2), 10), *full, after(killed(2), 10), after(DONE, 20), keys=["restarts.limit=2"])
+    assert status == 0 and len(made.started) == 7
+    assert [round(each) for each in made.slept] == [0, 10, 10, 10, 10, 5]
+    faults = [(each["what"], each["place"]) for each in events(made.run) if each["event"] == "fault"]
+    assert faults == [("killed", 2), *[("disk refused", 0)] * 4, ("killed", 2)]
+    told = "No space left: what its disk refuses is waited out, to go on from step 10, in 10"
+    assert told in capsys.readouterr().err
+
+
+def test_that_has_an_end(fake: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def full(run: Path) -> Ended:
+        now[0] += 50.0
+        return after(refused(), 10)(run)
+
+    monkeypatch.setattr(restarts, "SaveRetries", partial(SaveRetries, clock=lambda: now[0]))
+    keys = ["checkpoint.retry_for=100"]
+    status, made = fake(after(killed(2), 10), *[full] * 4, keys=keys)
+    assert status == 2 and names(made.run)[-2:] == ["fault", "no restart"] and made.slept == [0.0, 10.0, 25.0, 25.0]
+    said = capsys.readouterr().err
+    assert said.endswith(f"its disk has refused for longer than checkpoint.retry_for.\n{LOST}\n")
+    status, made = fake(after(killed(2), 10), full, keys=["checkpoint.retry_for=0"])
+    assert status == 2 and len(made.started) == 2
+
+
+def test_a_disk_that_refuses_the_first_start_is_told_at_once(fake: Any) -> None:
+    status, made = fake(after(refused()))
+    assert status == 2 and names(made.run) == ["fault", "no restart"]
+
+
+def test_no_room_for_temporary_files_is_waited_out_too(fake: Any, tmp_path: Path) -> None:
+    def full(run: Path) -> Ended:
+        raise OSError(errno.ENOSPC, "No space left on device", "/tmp/colonnade-x")
+
+    status, made = fake(after(killed(2), 10), full, after(DONE, 20))
+    assert status == 0 and len(made.started) == 3
+    with pytest.raises(OSError, match="No space left"):
+        fake(full)
 
 
 def test_from_the_second_on_restarts_without_progress_are_waited_with(fake: Any) -> None:

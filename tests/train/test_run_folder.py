@@ -7,7 +7,7 @@ import pytest
 
 from colonnade.atomic import write_whole
 from colonnade.config.load import load, to_toml
-from colonnade.errors import ConfigError
+from colonnade.errors import ConfigError, DiskError
 from colonnade.train.run_folder import (
     CHANGES,
     DECIDED,
@@ -17,6 +17,7 @@ from colonnade.train.run_folder import (
     was_asked_to_change,
     was_trained,
 )
+from tests.disks import room_for
 from tests.distributed import run_on_ranks
 from tests.runs import snapshot
 from tests.tiny import TinyCorpus, config
@@ -192,3 +193,16 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path) -> None:
 
     run_on_ranks(fill, 1)
     assert snapshot(tmp_path) == {"config.toml": b"old"}
+
+
+def test_a_run_that_goes_on_as_it_was_asks_nothing_of_a_full_disk(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Its ranks may die while it is."""
+    settings = config(corpus, tmp_path)
+    longer = config(corpus, tmp_path, "train.steps=60")
+    occupy(settings)
+    before = snapshot(tmp_path / "run")
+    with room_for(0):
+        occupy(settings)
+        with pytest.raises(DiskError, match=r"run\.folder = .* cannot be written: File too large"):
+            occupy(longer)
+    assert snapshot(tmp_path / "run") == before

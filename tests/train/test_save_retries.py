@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from colonnade import atomic
 from colonnade.checkpoint import files
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.mesh.mesh import Mesh
@@ -222,6 +224,29 @@ def test_a_run_that_is_asked_to_stop_ends_when_it_has_saved(config: Path, tmp_pa
     answer = forked("train", config, "checkpoint.retry_for=900", first=first)
     assert answer.status == 128 + signal.SIGTERM and "Stopped after step 3; everything is saved" in answer.out, answer
     assert "Saving at step 3 has failed" in answer.out and saved_steps(tmp_path / "run") == [2, 3]
+
+
+def test_a_run_is_started_again_on_a_full_disk(finished: Finished, config: Path, tmp_path: Path) -> None:
+    """Nothing new is to be written before its first step, behind which all is waited for as in a run at work."""
+
+    def first(rank: int) -> None:
+        written, append, step = atomic.written, lines.append, loop.train_step
+
+        def refuse(path: Path, **_: Any) -> Any:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+        def again(*arguments: Any, **more: Any) -> Any:
+            atomic.written, lines.append = written, append
+            return step(*arguments, **more)
+
+        atomic.written, lines.append, loop.train_step = refuse, full, again  # type: ignore[assignment]
+
+    run = tmp_path / "run"
+    assert forked("train", config).status == 0
+    shutil.rmtree(run / "checkpoints" / "step_00000006")
+    answer = forked("train", config, first=first)
+    assert answer.status == 0 and "Resumed from" in answer.out and "wait in memory" in answer.out, answer
+    assert_same_end(run, finished.folder)
 
 
 @pytest.fixture

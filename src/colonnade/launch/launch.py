@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from colonnade.errors import LayoutError, mistake
+from colonnade.errors import LayoutError, mistake, name_of
 from colonnade.launch import idle
 from colonnade.launch.board import Board, FolderBoard, StoreBoard, note, note_of_failure
 from colonnade.launch.devices import check_threads, choose_device
@@ -353,9 +353,9 @@ def note_failure(error: BaseException | None) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """RuntimeError: CUDA error: …"""
+    """RuntimeError: CUDA error: …; of what a disk may get over DiskError: …"""
     line = next((line for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {line[:300]}"
+    return f"{name_of(error)}: {line[:300]}"
 
 
 # --- in the supervisor ------------------------------------------------------------------------------------------------

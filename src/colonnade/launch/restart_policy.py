@@ -35,6 +35,8 @@ class Kind(StrEnum):
     DEVICE = "device"
     """An error that a device or a connection reports."""
     OUT_OF_MEMORY = "out of memory"
+    DISK = "disk refused"
+    """What a disk may get over: the run has gone on before."""
 
 
 ENDS = {
@@ -81,9 +83,11 @@ def decide(
     once_lost: frozenset[int] = frozenset(),
     *,
     one_left: bool = False,
+    disk_wait: float | None = None,
 ) -> Decision:
     """What comes after the last attempt. `once_lost`: places that were lost before, and are being tried again.
-    `one_left`: all places but one are lost, and so this one cannot be.
+    `one_left`: all places but one are lost, and so this one cannot be. `disk_wait` [seconds]: until a disk that refuses
+    is tried again; None: it has been for too long.
     """
     last = attempts[-1]
     if last.kind in ENDS:
@@ -92,6 +96,11 @@ def decide(
         return Decision(True, "the ranks that were lost are tried again")
     if not policy.limit:
         return Decision(False, "restarts.limit = 0")
+    since = f"step {last.saved}" if last.saved else "the beginning"
+    if last.kind == Kind.DISK:
+        if disk_wait is None:
+            return Decision(False, "its disk has refused for longer than checkpoint.retry_for")
+        return Decision(True, f"what its disk refuses is waited out, to go on from {since}", disk_wait)
     row = _without_progress(attempts)
     if len(row) > policy.limit:
         return Decision(
@@ -103,7 +112,6 @@ def decide(
     if last.kind == Kind.OUT_OF_MEMORY and last.step <= last.saved:
         return Decision(False, "memory did not suffice for the first step already")
     lost = None if one_left else _lost(policy, row, once_lost)
-    since = f"step {last.saved}" if last.saved else "the beginning"
     tries = f"restart {len(row)} of {policy.limit} without a new checkpoint"
     gone = "" if lost is None else f"; its place, {lost}, counts as lost"
     return Decision(True, f"{tries}, from {since}{gone}", _wait(policy, len(row)), lost)
@@ -115,7 +123,7 @@ def _without_progress(attempts: Sequence[Attempt]) -> list[Attempt]:
     for attempt in reversed(attempts):
         if attempt.saved != attempts[-1].saved:
             break
-        if attempt.kind != Kind.RECALLED:
+        if attempt.kind not in (Kind.RECALLED, Kind.DISK):
             row.insert(0, attempt)
     return row
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from colonnade.atomic import write_whole
+from colonnade.atomic import write_new, write_whole
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.numbers import amount
 from colonnade.config.schema import Config
@@ -263,7 +263,7 @@ def _row(name: str, each: dict[str, Any], text: Callable[[Any], str]) -> list[st
 
 
 def _write(config: Config, name: str, content: dict[str, Any]) -> None:
-    write_whole(Path(config.run.folder) / name, (json.dumps(content, indent=1) + "\n").encode())
+    write_new(Path(config.run.folder) / name, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def _taken(config: Config, name: str) -> bytes | None:

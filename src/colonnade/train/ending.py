@@ -15,7 +15,7 @@ from pathlib import Path
 
 from colonnade.atomic import write_whole
 from colonnade.config.schema import Config
-from colonnade.errors import ColonnadeError, MemoryShortError
+from colonnade.errors import ColonnadeError, DiskError, MemoryShortError
 from colonnade.launch import launch
 from colonnade.launch.supervisor import UNFINISHED, USER_MISTAKE
 
@@ -39,7 +39,7 @@ def ending(config: Config) -> Iterator[None]:
         if launch.rank_and_size()[0] == 0:
             launch.tell_idle()
     except ColonnadeError as error:
-        if not isinstance(error, MemoryShortError):
+        if not isinstance(error, DiskError | MemoryShortError):
             _note(path, run, USER_MISTAKE, str(error))
         raise
     except SystemExit as end:

@@ -2,7 +2,6 @@
 system fails for a while, they wait in memory.
 """
 
-import errno
 import json
 import os
 import threading
@@ -12,13 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from colonnade.errors import CheckpointError, ConfigError
+from colonnade.errors import CheckpointError, ConfigError, DiskError, of_the_disk
 from colonnade.outputs import json_of
-
-PASSING = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN}
-)
-"""What a disk may get over."""
 
 
 class Lines:
@@ -39,8 +33,7 @@ class Lines:
             try:
                 self._flush()
             except ConfigError as error:
-                cause = error.__cause__
-                if not (self.patient and isinstance(cause, OSError) and cause.errno in PASSING):
+                if not (self.patient and isinstance(error, DiskError)):
                     raise
                 said, self._said = self._said, True
                 return "" if said else f"{error} Until then its lines wait in memory, and the run goes on."
@@ -131,7 +124,8 @@ def unwritable(path: Path, error: OSError) -> ConfigError:
         if is_gone
         else "Fix that (free some space, or change its permissions),"
     )
-    return ConfigError(
+    return of_the_disk(
         f"{path} cannot be written: {error.strerror}. {remedy} and run the same command again: it goes on from the "
-        "last checkpoint."
+        "last checkpoint.",
+        error,
     )

@@ -213,12 +213,18 @@ def set_aside(run: Path, step: int) -> None:
 
 
 def _rewrite(path: Path, choose: Callable[[list[bytes]], list[bytes]]) -> None:
-    """Keep some lines of a file that nobody writes meanwhile; what a killed process has left of that goes."""
+    """Keep some lines of a file that nobody writes meanwhile; what a killed process has left of that goes. Where they
+    are the first, the file is cut behind them, for which a full disk has room.
+    """
     try:
         for left in path.parent.glob(f"{path.name}.*{PARTIAL}"):
             left.unlink(missing_ok=True)
-        if path.exists():
-            write_whole(path, b"".join(line + b"\n" for line in choose(path.read_bytes().split(b"\n"))))
+        before = path.read_bytes() if path.exists() else b""
+        kept = b"".join(line + b"\n" for line in choose(before.split(b"\n")))
+        if not before.startswith(kept):
+            write_whole(path, kept)
+        elif kept != before:
+            os.truncate(path, len(kept))
     except OSError as error:
         raise unwritable(path, error) from error
 

@@ -22,21 +22,22 @@ from typing import TypeVar
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.fitting import Fit, fitting
 from colonnade.config.schema import Config
-from colonnade.errors import LayoutError
+from colonnade.errors import DiskError, LayoutError, MemoryShortError, name_of
 from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus, gpus_now
 from colonnade.launch.restart_policy import ENDS, NO_RESTART, Attempt, Decision, Kind, decide
-from colonnade.launch.supervisor import CRASH, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, At, Cause, Ended
+from colonnade.launch.supervisor import CRASH, EXCEPTION, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, At, Cause, Ended
 from colonnade.train.interrupt import STOPPED, is_there
 from colonnade.train.memory_folder import folder_for
 from colonnade.train.monitor import METRICS, last_step, write_event
 from colonnade.train.run_folder import LEAVE_FILE, STOP_FILE, checkpoints, was_asked_to_change
+from colonnade.train.save_retries import SaveRetries
 
 POLL = 2.0  # seconds between looks for GPUs that are missing, and into a folder that is lost for a while
 TRIES = 30  # to look into it
 RECALL_AGAIN = 60.0  # seconds until a recall that the disk has refused is tried again
 DEVICE_WORDS = ("cuda", "nccl", "cublas", "cudnn", "distbackend", "distnetwork", "connection", "gloo", "timed out")
-OUT_OF_MEMORY = "MemoryShortError"
+OUT_OF_MEMORY, DISK = MemoryShortError.__name__, DiskError.__name__
 _ASK = (signal.SIGTERM, signal.SIGHUP)
 _Found = TypeVar("_Found")
 
@@ -80,10 +81,13 @@ class Restarts:
     """Last step and newest checkpoint, when the run's folder could be looked into."""
     recalled: bool = False
     """Ranks were asked to leave so that all can be tried."""
+    retries: SaveRetries = field(init=False)
+    """Starts in a row that the disk has refused, which is waited out as long as for saves."""
 
     def run(self) -> int:
         """The exit status of the run. LayoutError if it was on GPUs, and all of them are gone."""
         self.return_after = self.config.restarts.return_after
+        self.retries = SaveRetries(self.config.checkpoint.retry_for)
         device = self.config.train.device
         self.on_gpus = device == "cuda" or (device == "auto" and bool(count_gpus()))
         with folder_for(self.config) as self.memory, _asked_by_signals():
@@ -100,7 +104,8 @@ class Restarts:
             attempt = self._attempt(ended, places, oom_kills)
             self.attempts.append(attempt)
             one_left = self.config.parallel.num_ranks - len(self.lost) == 1
-            decision = decide(self.config.restarts, self.attempts, self.once_lost, one_left=one_left)
+            wait = self._disk_wait()
+            decision = decide(self.config.restarts, self.attempts, self.once_lost, one_left=one_left, disk_wait=wait)
             if attempt.cause:
                 self._tell(attempt, decision, fit)
             if not decision.again:
@@ -124,18 +129,23 @@ class Restarts:
     def _start(self, fit: Fit, places: Sequence[int]) -> Ended:
         reduced = fit.num_ranks < self.config.parallel.num_ranks
         began, self.began = self.began, self.began or time.monotonic()
-        return launch.run_on(
-            places,
-            [*self.command, *fit.overrides(self.config)],
-            file=self.file,
-            keep=self.keep,
-            imports=self.imports,
-            at=(self.return_after, partial(self._recall, self.return_after)) if reduced else None,
-            choose_gpus=bool(self.lost) and self.on_gpus,
-            memory=self.memory,
-            fault=self._fault(),
-            began=began,
-        )
+        try:
+            return launch.run_on(
+                places,
+                [*self.command, *fit.overrides(self.config)],
+                file=self.file,
+                keep=self.keep,
+                imports=self.imports,
+                at=(self.return_after, partial(self._recall, self.return_after)) if reduced else None,
+                choose_gpus=bool(self.lost) and self.on_gpus,
+                memory=self.memory,
+                fault=self._fault(),
+                began=began,
+            )
+        except OSError as error:  # of the folder for temporary files
+            if not self.attempts or name_of(error) != DISK:
+                raise
+            return Ended(USER_MISTAKE, False, Cause(None, MISTAKE, f"{DISK}: {error}", time.monotonic()))
 
     def _fault(self) -> tuple[float, int] | None:
         """When the fault that the next start comes after was noticed, and the last step before it."""
@@ -189,7 +199,8 @@ class Restarts:
         return None
 
     def _attempt(self, ended: Ended, places: Sequence[int], oom_kills: int) -> Attempt:
-        kind, cause = kind_of(ended, killed_for_memory=_oom_kills() > oom_kills), ended.cause
+        kind = kind_of(ended, killed_for_memory=_oom_kills() > oom_kills, again=bool(self.attempts))
+        cause = ended.cause
         stop, step, saved = self._left(patiently=kind not in ENDS or self.recalled)
         if self.recalled and ended.status == UNFINISHED and not stop:
             kind = Kind.RECALLED
@@ -220,6 +231,15 @@ class Restarts:
         saved = newest_step(checkpoints(self._folder))
         return max(saved, newest_step(self.memory)) if saved and self.memory is not None else saved
 
+    def _disk_wait(self) -> float | None:
+        """[seconds] Until a start that the disk has refused is tried again; None where that has been too long, or
+        nothing was refused.
+        """
+        before, last = self.attempts[-2:][0], self.attempts[-1]
+        if last.kind != Kind.DISK or last.saved > before.saved:
+            self.retries.saved()
+        return None if last.kind != Kind.DISK or self.retries.is_over else self.retries.failed()
+
     def _lose(self, decision: Decision) -> None:
         """Places that come and go."""
         if self.attempts[-1].kind == Kind.RECALLED:
@@ -233,7 +253,7 @@ class Restarts:
         self._event("fault", what=str(attempt.kind), cause=attempt.cause, place=attempt.place, step=attempt.step)
         if decision.again:
             self._event("restart", reason=decision.reason, wait=decision.wait, saved=attempt.saved)
-            _say(f"{attempt.cause}: {decision.reason}{f', in {decision.wait:g} s' if decision.wait else ''}.")
+            _say(f"{attempt.cause}: {decision.reason}{f', in {decision.wait:.3g} s' if decision.wait else ''}.")
             return
         self._event(NO_RESTART, reason=decision.reason)
         if attempt.kind != Kind.MISTAKE:
@@ -276,8 +296,10 @@ def _asked_by_signals() -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def kind_of(ended: Ended, *, killed_for_memory: bool = False) -> Kind:
-    """How a local run has ended, for the decision what comes next."""
+def kind_of(ended: Ended, *, killed_for_memory: bool = False, again: bool = False) -> Kind:
+    """How a local run has ended, for the decision what comes next. `again`: it had been started before; of what refuses
+    the first start, whoever is there is told.
+    """
     cause = ended.cause
     if ended.asked or ended.status == UNFINISHED:
         return Kind.ASKED
@@ -285,6 +307,8 @@ def kind_of(ended: Ended, *, killed_for_memory: bool = False) -> Kind:
         return Kind.DONE
     if cause is None:
         return Kind.MISTAKE if ended.status == USER_MISTAKE else Kind.RAISED
+    if again and cause.order in (MISTAKE, EXCEPTION) and DISK in cause.said:
+        return Kind.DISK
     if cause.order == MISTAKE:
         return Kind.OUT_OF_MEMORY if OUT_OF_MEMORY in cause.said else Kind.MISTAKE
     if cause.order == CRASH:

@@ -7,12 +7,12 @@ Only checkpoints need torch to be read, so `check` takes none before there is on
 
 from pathlib import Path
 
-from colonnade.atomic import write_whole
+from colonnade.atomic import write_new
 from colonnade.config.compare import difference
 from colonnade.config.describe import all_keys
 from colonnade.config.load import load, to_toml
 from colonnade.config.schema import Config
-from colonnade.errors import ConfigError
+from colonnade.errors import ConfigError, of_the_disk
 
 ROLLBACKS = "rollbacks.json"
 """The rollbacks of a run: see `rollbacks.py`."""
@@ -72,7 +72,7 @@ def occupy(config: Config) -> None:
     try:
         check(config)
         checkpoints(folder).mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "config.toml", to_toml(config).encode())
+        write_new(folder / "config.toml", to_toml(config).encode())
     except OSError as error:
         raise unwritable(config, error) from error
 
@@ -87,9 +87,10 @@ def configuration_of(checkpoint: Path) -> Config | None:
 
 def unwritable(config: Config, error: OSError) -> ConfigError:
     """What the disk says of the run's folder, with what to do."""
-    return ConfigError(
+    return of_the_disk(
         f"run.folder = {config.run.folder!r} cannot be written: {error.strerror} ({error.filename}). Choose another, "
-        "or fix that."
+        "or fix that.",
+        error,
     )
 
 

@@ -42,7 +42,7 @@ class SaveRetries:
     def in_words(self, step: int, reason: object, wait: float, *, must: bool) -> str:
         """What to say of a save that has failed, and is tried again in `wait` seconds; `must` as in `failed`."""
         goes_on = (
-            f"waits for it, and tries again every {wait:g} s" if must else f"goes on, and saves again in {wait:g} s"
+            f"waits for it, and tries again every {wait:.3g} s" if must else f"goes on, and saves again in {wait:.3g} s"
         )
         return (
             f"Saving at step {step} has failed: {reason}\nThe run {goes_on}. It ends if a save fails more than "
