@@ -3876,6 +3876,13 @@ MUTATIONS = [
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
+        "what a run that stands still will do again is over",
+        "train/change_requests.py",
+        "return lines, done if is_at_work else",
+        "return lines, done if True else",
+        ("tests/train/test_change_requests.py",),
+    ),
+    Mutation(
         "a request, or an event, is written behind a line without an end",
         "train/lines.py",
         'stream.write(b"\\n" * torn + text.encode() + b"\\n")',
@@ -8040,7 +8047,7 @@ MUTATIONS = [
         "a dry run counts evaluations behind the checkpoint that the run goes on from",
         "train/beginning.py",
         "evaluations_since_best(run, until=manifest.step)",
-        "evaluations_since_best(run)",
+        "evaluations_since_best(run, until=step)",
         ("tests/train/test_beginning.py",),
     ),
     Mutation(

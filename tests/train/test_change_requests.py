@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from colonnade.config.load import load, to_toml
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError, hidden
+from colonnade.lock import Holder, locked
 from colonnade.train import change, rollback
 from colonnade.train.change import BLEND, Change, as_it_began, conflicts, earlier_blends, expected, in_force
 from colonnade.train.change_requests import (
@@ -605,3 +607,23 @@ def test_a_change_is_held_against_those_before_it(config: Path) -> None:
         decided = decided.with_line(line, began, 3, [])
     (change,), (refusal,) = decided.changes, decided.refused
     assert change.line == "0" and "is above optim.learning_rate = 0.001" in refusal.reason
+
+
+def test_what_a_run_that_stands_still_will_do_again_is_not_over(finished: Finished, tmp_path: Path) -> None:
+    """It was killed, or has diverged, behind step 6, and goes on from step 4; one at work may have saved meanwhile."""
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    shutil.rmtree(run / "checkpoints" / "step_00000006")
+    write(run, rate(1e-3))
+    (line,) = lines_of(run)
+    done = Change(at=5, values={"optim.learning_rate": 1e-3}, was={"optim.learning_rate": 1e-2}, line=line.known_as)
+    write_decided(run, Decided(changes=(done,)))
+    request = {"change": {"optim.learning_rate": 2e-3}, "at": 5}
+    with locked(run, "colonnade train"), pytest.raises(ConfigError, match="step 5 is over: the run has done 6"):
+        ask(run, request)
+    with pytest.raises(ConfigError, match="step 3 is over: the run has done 4"):
+        ask(run, {**request, "at": 3})
+    ask(run, request)
+    assert [json.loads(each.text)["change"] for each in lines_of(run)][1:] == [request["change"]]
+    assert listed(run)[0] == "changes behind step 5: optim.learning_rate = 0.001"
+    (run / "lock").write_text(json.dumps(Holder("colonnade train", gethostname(), 2**22 + 1, "", "")._asdict()))
+    ask(run, request)

@@ -11,6 +11,7 @@ from colonnade.config.check import check
 from colonnade.config.schema import DivergenceConfig
 from colonnade.errors import ColonnadeError
 from colonnade.train import divergence
+from colonnade.train.change import Change
 from colonnade.train.divergence import Divergence, LossWatch, Rollback, lowered
 from tests.parity.runs import SERIAL, Case, configured
 
@@ -123,6 +124,21 @@ def test_returns_to_an_earlier_checkpoint_that_passed_this_one_count_too() -> No
     past = [Rollback(to=80, detected=99), Rollback(to=80, detected=101)]
     assert "It has returned 2 times already" in refused(Divergence(110, 108, "x"), [80, 95], past)
     assert decide(Divergence(130, 128, "x"), [80, 110], past, POLICY).to == 110, "they did not come so far"
+
+
+def test_a_change_that_would_come_again_is_named_with_what_takes_its_place() -> None:
+    """To pass over batches does not help where the change has made the run diverge."""
+    found, policy = Divergence(54, 52, "has loss 9"), POLICY.model_copy(update={"then": "stop"})
+    values = {"optim.learning_rate": 300.0, "optim.weight_decay": 0.0}
+    changes = [Change(at=at, values=values, was={}, line="", reason="typo") for at in (39, 51, 52)]
+    with pytest.raises(ColonnadeError) as told:
+        divergence.decide(found, [20, 40, 51], [], policy, folder="runs/mine", changes=changes)
+    assert str(told.value).endswith(
+        " Behind step 51 was changed (typo): optim.learning_rate = 300.0, optim.weight_decay = 0.0. Wherever the run "
+        "goes on from, that comes again. For other values there: `colonnade rollback runs/mine 40`, `colonnade change "
+        "runs/mine optim.learning_rate=VALUE optim.weight_decay=VALUE --at 51`, and the same command again."
+    )
+    assert str(told.value).count("Behind step") == 1
 
 
 def test_the_learning_rate_is_lowered_for_a_while_and_more_with_each_try() -> None:

@@ -316,7 +316,7 @@ def test_a_run_that_cannot_return_by_itself_says_so(config: Path, then: str, mor
     saving = SimpleNamespace(wait_out=lambda _: None)
     given: Any = {"config": settings, "mesh": Mesh(), "corpus": None, "monitor": told, "copies": None}
     with pytest.raises(ColonnadeError, match="step 3 has loss nan: the run has diverged"):
-        roll_back(Divergence(3, 3, "has loss nan"), None, saving, **given)  # type: ignore[arg-type]
+        roll_back(Divergence(3, 3, "has loss nan"), SimpleNamespace(changes=[]), saving, **given)  # type: ignore[arg-type]
     assert [event["then"] for event in told.of("diverged")] == [then]
     assert [event["reason"][:6] for event in told.of("no rollback")] == ["step 3"] * len(more)
 
@@ -338,7 +338,7 @@ def test_nothing_is_lost_where_a_run_cannot_return(config: Path, tmp_path: Path)
         match=rf"^step {steps} has loss nan: the run has diverged\. It does not return to step_\d+: Up to "
         rf"train\.steps = {steps}, behind step .* Set train\.steps to ",
     ):
-        roll_back(Divergence(steps, steps, "has loss nan"), None, saving, **given)  # type: ignore[arg-type]
+        roll_back(Divergence(steps, steps, "has loss nan"), SimpleNamespace(changes=[]), saving, **given)  # type: ignore[arg-type]
     assert snapshot(run) == before and len(told.of("no rollback")) == 1
     newest = max(step for step in saved_steps(run) if step + settings.divergence.healthy_for < steps)
     for file in ("__0_0.distcp", "manifest.json"):
@@ -346,7 +346,7 @@ def test_nothing_is_lost_where_a_run_cannot_return(config: Path, tmp_path: Path)
         damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
         before = snapshot(run)
         with pytest.raises(ColonnadeError, match=rf"It does not return to {folder_name(newest)}: .*{file} is damaged"):
-            roll_back(Divergence(steps, steps, "has loss nan"), None, saving, **given)  # type: ignore[arg-type]
+            roll_back(Divergence(steps, steps, "has loss nan"), SimpleNamespace(changes=[]), saving, **given)  # type: ignore[arg-type]
         assert snapshot(run) == before
 
 

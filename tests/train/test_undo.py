@@ -31,7 +31,7 @@ def returned(
 ) -> None:
     given: Any = {"corpus": None, "monitor": told, "copies": SimpleNamespace(forget=lambda: None)}
     saving: Any = SimpleNamespace(wait_out=wait_out)
-    undo.roll_back(found, None, saving, config=settings, mesh=Mesh(), **given)  # type: ignore[arg-type]
+    undo.roll_back(found, SimpleNamespace(changes=[]), saving, config=settings, mesh=Mesh(), **given)  # type: ignore[arg-type]
 
 
 def test_what_was_found_and_what_was_done_are_told(

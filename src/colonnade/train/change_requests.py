@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from colonnade.atomic import write_whole
+from colonnade.checkpoint.names import newest_step
 from colonnade.config.load import load, value_of
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, ConfigError, hidden, without_credentials
+from colonnade.lock import holder_of
 from colonnade.train import rollback
 from colonnade.train.best import evaluations_since_best, none_better
 from colonnade.train.change import (
@@ -133,9 +135,13 @@ def lines_in(content: bytes) -> list[Line]:
 
 
 def _asked_and_done(run: Path) -> tuple[list[Line], int]:
-    """What was asked of a run, and the last step that it has done. ConfigError where its files cannot be read."""
+    """What was asked of a run, and the last step that it has done: where nobody is at work, that of the checkpoint that
+    it goes on from. ConfigError where its files cannot be read.
+    """
     try:
-        return lines_of(run), last_step(run / METRICS)
+        lines, done, holder = lines_of(run), last_step(run / METRICS), holder_of(run)
+        is_at_work = holder is not None and not holder.is_dead()
+        return lines, done if is_at_work else min(done, newest_step(checkpoints(run)))
     except OSError as error:
         raise ConfigError(
             f"{error.filename} cannot be read: {error.strerror}. Put the file of the run back, or remove what stands "
@@ -263,7 +269,7 @@ def _check_not_ended_early(
 ) -> None:
     """ConfigError where train.patience has ended the run with `step`, and no change behind it lets it go on."""
     patience = expected(began, [each for each in changes if each.at <= step], returns).train.patience
-    since = evaluations_since_best(run)
+    since = evaluations_since_best(run, until=step)
     if patience and since >= patience:
         raise ConfigError(
             f"it has ended with step {step:,}: {none_better(since, patience)}. Raise train.patience above "

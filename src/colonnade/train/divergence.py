@@ -7,9 +7,9 @@ that all decide the same, on any layout and after any restart.
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from colonnade.config.numbers import counted
 from colonnade.config.schema import DivergenceConfig
@@ -18,6 +18,9 @@ from colonnade.optim.schedule import LearningRate
 from colonnade.train.growth import Windows, grown, observe
 from colonnade.train.rollback import Rollback, in_force
 from colonnade.train.thermometers import Reading
+
+if TYPE_CHECKING:
+    from colonnade.train.change import Change
 
 TO_DEVIATION = 1.4826  # from the median absolute deviation to the standard deviation of what is normal
 LEAST_DEVIATION = 0.01  # of the median: losses that hardly vary make no spike of a trifle
@@ -124,13 +127,20 @@ class LossWatch:
 
 
 def decide(
-    found: Divergence, saved: Collection[int], past: Sequence[Rollback], policy: DivergenceConfig, *, folder: str
+    found: Divergence,
+    saved: Collection[int],
+    past: Sequence[Rollback],
+    policy: DivergenceConfig,
+    *,
+    folder: str,
+    changes: "Sequence[Change]" = (),
 ) -> Rollback:
     """Where the run returns to, given the steps of its checkpoints and all earlier rollbacks. ColonnadeError with the
-    reason where it does not. `folder`: of the run, for what to do by hand.
+    reason where it does not. `folder`: of the run, for what to do by hand. `changes`: made in mid-run so far.
     """
     healthy = [step for step in saved if step + policy.healthy_for < found.first]
     remedy = _remedy(found, saved, healthy, past, folder, by_itself=policy.then == "roll_back")
+    remedy += "".join(_made_again(found, max(healthy), folder, changes)) if healthy else ""
     if policy.then == "stop" or found.step == 1:
         raise stopped(found, remedy)
     if not healthy:
@@ -192,6 +202,18 @@ def _remedy(
         f"`colonnade rollback {folder} {to} --skip {skip}`, and the same command again{else_by_itself}. Or: "
         f"{again[0].lower()}{again[1:]}."
     )
+
+
+def _made_again(found: Divergence, to: int, folder: str, changes: "Sequence[Change]") -> Iterator[str]:
+    """Of each change between a checkpoint and the first sign, how to make another in its place."""
+    for change in changes:
+        if to <= change.at < found.first:
+            keys = " ".join(f"{key}=VALUE" for key in change.values)
+            yield (
+                f" Behind step {change.at:,} was changed{change.asked}: {change}. Wherever the run goes on from, that "
+                f"comes again. For other values there: `colonnade rollback {folder} {to}`, `colonnade change {folder} "
+                f"{keys} --at {change.at}`, and the same command again."
+            )
 
 
 def lowered(rate: LearningRate, rollbacks: Sequence[Rollback]) -> LearningRate:

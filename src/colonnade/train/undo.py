@@ -13,7 +13,7 @@ from colonnade.errors import ColonnadeError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks
-from colonnade.train.change import as_it_began
+from colonnade.train.change import Change, as_it_began
 from colonnade.train.change_requests import read_decided
 from colonnade.train.corpus import Corpus
 from colonnade.train.damaged import by_rank_0, restored
@@ -45,7 +45,7 @@ def roll_back(
     monitor.event("diverged", step=found.step, first_sign=found.first, reason=found.reason, then=then)
     try:
         saving.wait_out(state)
-        rollback = _decided(found, run, config, mesh, corpus)
+        rollback = _decided(found, run, config, mesh, corpus, state.changes)
     except ColonnadeError as error:
         if then == "roll_back":
             monitor.event(NO_ROLLBACK, step=found.step, reason=str(error))
@@ -70,14 +70,16 @@ def return_to_newest(state: TrainState, config: Config, corpus: Corpus, monitor:
     monitor.go_back(state.step)
 
 
-def _decided(found: Divergence, run: Path, config: Config, mesh: Mesh, corpus: Corpus) -> Rollback:
+def _decided(
+    found: Divergence, run: Path, config: Config, mesh: Mesh, corpus: Corpus, changes: Sequence[Change]
+) -> Rollback:
     """The same on all ranks: of the checkpoints that rank 0 sees, and with the name that it gives. ColonnadeError where
-    the run does not return.
+    the run does not return. `changes`: made so far.
     """
     past = rollbacks.read_together(run, mesh.world)
     seen = json.dumps([uuid4().hex, *checkpoints_in(checkpoints(run))]) if mesh.rank == 0 else ""
     name, *saved = json.loads(gather_texts(seen, mesh.world)[0])
-    decided = decide(found, saved, past, config.divergence, folder=config.run.folder)
+    decided = decide(found, saved, past, config.divergence, folder=config.run.folder, changes=changes)
     decided = decided.model_copy(update={"id": name})
     weighed = by_rank_0(lambda: json.dumps(_weighed(decided, past, config, corpus)), mesh.world)
     reason, passed = json.loads(weighed)
