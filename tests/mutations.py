@@ -788,6 +788,13 @@ MUTATIONS = [
         ("tests/planner/test_comparison.py",),
     ),
     Mutation(
+        "the best checkpoint goes where the numbers of its step are lost",
+        "train/best.py",
+        "    losses |= _told(run, there - losses.keys())\n",
+        "",
+        ("tests/train/test_best.py",),
+    ),
+    Mutation(
         "the save at the end of a run waits as long for its next try as any other",
         "train/save_retries.py",
         "return min(wait, LAST) if must else wait",

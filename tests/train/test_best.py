@@ -53,6 +53,18 @@ def test_the_lowest_loss_of_the_checkpoints_that_are_there(tmp_path: Path) -> No
     assert best_of(tmp_path, [1, 5]) is None and best_of(tmp_path / "nowhere", [2]) is None
 
 
+def test_where_numbers_are_lost_events_tell_what_was_the_best_when_it_was_saved(tmp_path: Path) -> None:
+    """The best checkpoint stays. An event of a step that the run has made again otherwise tells nothing of it."""
+    told = [("best", 4, 1.0), ("finished", 6, 1.0), ("best", 8, 0.5)]
+    events = [{"event": kind, "step": step, "validation_loss": loss} for kind, step, loss in told]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
+    assert best_of(tmp_path, [2, 4, 6]) == Best(4, 1.0)
+    write_metrics(tmp_path, {7: None, 8: None, 10: 2.0})
+    assert best_of(tmp_path, [4, 6, 8, 10]) == Best(4, 1.0)
+    assert spared(tmp_path, CheckpointConfig(), [4, 6, 8, 10]) == {4}
+    assert best_of(tmp_path, [8, 10]) == Best(10, 2.0)
+
+
 def test_zero_is_a_number(tmp_path: Path) -> None:
     write_metrics(tmp_path, {2: 1.0}, '{"step": 4, "validation_loss": 0.0, "validation_f1": 0.0}\n')
     assert best_of(tmp_path, [2, 4]) == Best(4, 0.0) and evaluations_since_best(tmp_path) == 0
@@ -283,3 +295,18 @@ def test_the_best_of_the_checkpoints_stays_where_a_step_without_one_was_better(t
     """Where a run is evaluated more often than it is saved."""
     write_metrics(tmp_path, {2: 3.0, 3: 0.5, 4: 1.0, 5: 0.7, 6: 2.0})
     assert spared(tmp_path, CheckpointConfig(keep_best=True), [2, 4, 6]) == {4}
+
+
+def test_a_run_that_goes_on_without_its_numbers_keeps_its_best_checkpoint(config: Path, tmp_path: Path) -> None:
+    """And says that it has lost them."""
+    run = tmp_path / "run"
+    assert forked("train", config, *EACH, "train.steps=4").status == 0
+    told = events(run)
+    best = max(each["step"] for each in told if each["event"] == "best")
+    lowered = [each | {"validation_loss": 0.5} if each["event"] == "best" else each for each in told]
+    (run / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lowered))
+    (run / "metrics.jsonl").unlink()
+    answer = forked("train", config, *EACH, "train.steps=8")
+    assert answer.status == 0 and "metrics.jsonl has no step, and the run goes on from step 4" in answer.out, answer
+    assert [each["last"] for each in events(run) if each["event"] == "numbers lost"] == [0]
+    assert saved_steps(run) == [best, 8]

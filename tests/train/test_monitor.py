@@ -143,6 +143,25 @@ def test_steps_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
     assert written(tmp_path) == [] and not list(tmp_path.glob("*.partial"))
 
 
+@pytest.mark.parametrize(("last", "said"), [(0, "has no step"), (2, "ends with step 2")])
+def test_numbers_that_are_lost_are_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], last: int, said: str
+) -> None:
+    """Else the best checkpoint may go, and train.patience begin anew, without a word."""
+    for step in range(1, last + 1):
+        monitor(tmp_path).step(numbers(step), 0.5)
+    told = monitor(tmp_path)
+    told.resume(4)
+    told.tell_lost()
+    assert f"metrics.jsonl {said}, and the run goes on from step 4: " in capsys.readouterr().out
+    told.step(numbers(5), 0.5)
+    told = monitor(tmp_path)
+    told.resume(5)
+    told.tell_lost()
+    assert [(line["event"], line["step"], line["last"]) for line in events(tmp_path)] == [("numbers lost", 4, last)]
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize(
     "torn", [b'{"step": 3, "lo', b"\xff\xfe\x00", b"[3]", b"3", b'{"step": "3"}', b'{"loss": 1}', b"\n\n"]
 )

@@ -1,7 +1,8 @@
 """Which checkpoint of a run is its best: of those that are there, the one whose step had the lowest validation loss.
 
 Nothing is kept for it: metrics.jsonl has the losses and the folder the checkpoints, so that the answer is the same on
-every layout and after a restart.
+every layout and after a restart. Of steps that metrics.jsonl has lost, events tell which were the best when they were
+saved.
 """
 
 import math
@@ -13,10 +14,12 @@ from colonnade.checkpoint.names import NAME, checkpoints_in
 from colonnade.config.numbers import counted
 from colonnade.config.saving import CheckpointConfig
 from colonnade.errors import CheckpointError
-from colonnade.train.lines import object_in, step_in
+from colonnade.train.lines import object_in, objects_in, step_in
 from colonnade.train.run_folder import checkpoints
 
 LOSS = "validation_loss"
+BEST = "best"
+"""The event of a save that is the best so far."""
 
 
 class Best(NamedTuple):
@@ -34,8 +37,19 @@ def best_of(run: Path, steps: Collection[int]) -> Best | None:
     there, losses = frozenset(steps), dict[int, float]()
     for line in _evaluated(run / "metrics.jsonl"):
         losses[line["step"]] = line[LOSS]  # of a step that is written twice, what was written last
+    losses |= _told(run, there - losses.keys())
     found = [Best(step, loss) for step, loss in losses.items() if step in there and math.isfinite(loss)]
     return min(found, key=lambda best: (best.validation_loss, best.step), default=None)
+
+
+def _told(run: Path, steps: Collection[int]) -> dict[int, float]:
+    """The losses of those of these steps that were the best when they were saved, and of which metrics.jsonl has no
+    line.
+    """
+    events = _evaluated(run / "events.jsonl") if steps else ()
+    told = {line["step"]: line[LOSS] for line in events if line.get("event") == BEST and line["step"] in steps}
+    made = {step_in(line) for line in objects_in(run / "metrics.jsonl")} if told else set[int]()
+    return {step: loss for step, loss in told.items() if step not in made}
 
 
 def evaluations(run: Path) -> dict[int, dict[str, float]]:
@@ -95,10 +109,12 @@ def best_checkpoint(path: Path) -> tuple[Path, Best]:
     return found[best.step], best
 
 
-def _evaluated(metrics: Path) -> Iterator[dict[str, Any]]:
-    """The lines of metrics.jsonl that tell of an evaluation, with NaN for null. One that was cut off is passed over."""
+def _evaluated(file: Path) -> Iterator[dict[str, Any]]:
+    """The lines of metrics.jsonl, or of events.jsonl, that tell of an evaluation, with NaN for null. One that was cut
+    off is passed over.
+    """
     try:
-        lines = metrics.read_bytes().split(b"\n")
+        lines = file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return
     for line in lines:

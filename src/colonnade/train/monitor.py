@@ -25,6 +25,8 @@ from colonnade.train.lines import Lines, append, object_in, step_in, unwritable
 from colonnade.train.tracking import Feed, Tracker
 
 METRICS, EVENTS, UNDONE = "metrics.jsonl", "events.jsonl", "undone.jsonl"
+LOST = "numbers lost"
+"""The event of a run that goes on without the numbers of steps that it has done."""
 THERMOMETERS, HEARTBEAT = "thermometers.jsonl", "heartbeat.json"
 Metrics = Mapping[str, float | int]
 
@@ -73,6 +75,19 @@ class Monitor:
         self._step = step
         for feed in self._feeds:
             feed.begin(step + 1)
+
+    def tell_lost(self) -> None:
+        """Behind `resume`: what follows from a metrics.jsonl that ends before the step from which the run goes on."""
+        last = last_step(self._metrics) if self._active else self._step
+        if last >= self._step:
+            return
+        self.event(LOST, step=self._step, last=last)
+        self.say(
+            f"{self._metrics} {f'ends with step {last:,}' if last else 'has no step'}, and the run goes on from step "
+            f"{self._step:,}: what lies between is missing in reports, train.patience counts without it, and of the "
+            "best checkpoint only what events.jsonl tells is known. If you have the file elsewhere, stop the run, put "
+            "it back, and run the same command again."
+        )
 
     def follow(self, *, steps: int, log_every: int, patient: bool) -> None:
         """Another length of the run, and of the time between progress lines, and another patience with a full disk."""

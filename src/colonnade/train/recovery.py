@@ -38,7 +38,7 @@ from colonnade.tensor_parallel.placement import Placement
 from colonnade.tokenizer_files import CONFIG
 from colonnade.train import rollbacks
 from colonnade.train.base import check_base
-from colonnade.train.best import Best, best_of, spared
+from colonnade.train.best import BEST, Best, best_of, spared
 from colonnade.train.change import as_it_began, behind, in_force
 from colonnade.train.changes import changes, what_changed
 from colonnade.train.corpus import Corpus, curriculum_of
@@ -268,7 +268,7 @@ def _tell(config: Config, monitor: Monitor, retries: SaveRetries, uploads: Uploa
     with suppress(OSError):  # lost since it was saved
         lowest = best(config)
         if lowest is not None and lowest.step == saved.step:
-            monitor.event("best", step=saved.step, checkpoint=saved.path.name, validation_loss=lowest.validation_loss)
+            monitor.event(BEST, step=saved.step, checkpoint=saved.path.name, validation_loss=lowest.validation_loss)
     uploads.wake()
 
 
@@ -321,6 +321,7 @@ def resume(
     path, metadata = found
     config = behind(config, state.changes)
     monitor.resume(state.step)
+    monitor.tell_lost()
     changed = changes(path, config)
     origin = "disk" if path.parent == checkpoints(Path(config.run.folder)) else "memory"
     told = {"changed": changed} if changed else {}
