@@ -129,7 +129,7 @@ def test_a_run_does_not_begin_to_pass_over_what_a_teacher_was_asked_about(
 ) -> None:
     asked = ("distillation.teacher=t", "distillation.top_k=4", "checkpoint.every=1", "checkpoint.keep=99", *more)
     line = Line("a", json.dumps({"change": {"divergence.then": then}}), is_whole=True)
-    decided = Decided().with_line(line, load(config, asked), 3)
+    decided = Decided().with_line(line, load(config, asked), 3, [])
     said = (
         'divergence.then does not become "roll_back" in mid-run with distillation.top_k: the teacher was asked about '
         "the samples that the run reads, and a rollback passes over some and reads others. Stop the run, and start it "
