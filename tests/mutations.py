@@ -1683,6 +1683,13 @@ MUTATIONS = [
         ("tests/config/test_compare.py",),
     ),
     Mutation(
+        "a run that goes on knows its teacher by the name",
+        "config/compare.py",
+        ', "distillation.teacher"}',
+        "}",
+        ("tests/config/test_compare.py",),
+    ),
+    Mutation(
         "an index read in part is held against the whole one's hash",
         "data/identity.py",
         "if written is not None and is_whole and digest != written:",

@@ -81,7 +81,7 @@ def test_the_end_of_the_decay_is_compared_as_it_comes_out(loaded: Loaded) -> Non
 def test_where_files_lie_is_no_difference_to_a_run(loaded: Loaded) -> None:
     """Their content is compared elsewhere; whether there is one, here."""
     assert forbidden(loaded(), loaded("data.train=elsewhere", "data.tokenizer=t")) == []
-    for key in ("data.test", "data.validation", "train.init_from"):
+    for key in ("data.test", "data.validation", "train.init_from", "distillation.teacher"):
         assert forbidden(loaded(f"{key}=a"), loaded(f"{key}=b")) == []
     assert forbidden(loaded(), loaded("data.test=b")) == ['data.test: (unset) -> "b"']
 

@@ -30,7 +30,7 @@ COMPUTED: Mapping[str, str] = MappingProxyType(
 
 TOKEN_FILES = frozenset({"data.train", "data.validation", "data.test", "data.blend"})
 """Keys that name token files. Where these lie may change: a checkpoint knows their content."""
-FILES = TOKEN_FILES | {"data.tokenizer", "train.init_from"}
+FILES = TOKEN_FILES | {"data.tokenizer", "train.init_from", "distillation.teacher"}
 ENTRIES = 8
 """So many of a table's are told at most."""
 
