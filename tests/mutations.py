@@ -4865,6 +4865,13 @@ MUTATIONS = [
         ("tests/examples/test_chat.py",),
     ),
     Mutation(
+        "quotes that csv would not have written are csv's",
+        "examples/rows.py",
+        "any(_needless(value) for value in values)",
+        "False",
+        ("tests/examples/test_glue.py",),
+    ),
+    Mutation(
         "a row of a table whose last column is empty has a column too few",
         "examples/rows.py",
         'line.rstrip("\\r\\n")',

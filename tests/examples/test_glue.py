@@ -187,6 +187,26 @@ def test_reads_what_is_exported_from_hugging_faces_data_set(task: str, suffix: s
     assert list(FORMATS[task].read(path)) == expected
 
 
+def test_quotes_of_what_is_exported_are_those_of_csv(tmp_path: Path) -> None:
+    """Around a value that has a quote, a tab or the end of a line, and doubled in it."""
+    exported = 'sentence\tlabel\tidx\n"He said ""hi""."\t1\t0\n"a\tgood\n\nfilm"\t0\t1\nso\rfine\t7\t2\n'
+    quoted, long, bad = FORMATS["sst2"].read(written(tmp_path, exported))
+    assert (quoted, long) == (Texts(('He said "hi".',), (1,)), Texts(("a\tgood\n\nfilm",), (0,)))
+    assert isinstance(bad, Rejected) and bad.line == 6
+    windows = written(tmp_path, exported.replace("\n", "\r\n"), "windows.tsv")
+    assert next(iter(FORMATS["sst2"].read(windows))) == quoted
+
+
+@pytest.mark.parametrize("other", ['so "good"\t1\t1', '"so" good\t1\t1', '"good"\t1\t1', '"so good\t1\t1'])
+def test_where_csv_would_not_have_written_a_row_quotes_mean_nothing(other: str, tmp_path: Path) -> None:
+    """As in GLUE's own tables, which have no column idx."""
+    row = '"He said ""hi""."\t1'
+    expected = Texts(('"He said ""hi""."',), (1,))
+    assert list(FORMATS["sst2"].read(written(tmp_path, f"sentence\tlabel\n{row}\n"))) == [expected]
+    path = written(tmp_path, f"sentence\tlabel\tidx\n{row}\t0\n{other}\n")
+    assert list(FORMATS["sst2"].read(path)) == [expected, Texts((other.partition("\t")[0],), (1,))]
+
+
 def test_a_table_that_is_no_parquet_is_told(tmp_path: Path) -> None:
     path = written(tmp_path, "sentence\tlabel\n", "rows.parquet")
     with pytest.raises(DataError, match=r"rows\.parquet, behind record 0: no Parquet \(.*\)\. It may be of another"):
@@ -208,8 +228,13 @@ def test_reads_json_of_records(tmp_path: Path) -> None:
         "b.json": json.dumps([record]),
         "marked.json": "\ufeff" + json.dumps([record]),
         "c.jsonl": json.dumps(columns) + "\n",
+        "alone.json": json.dumps(columns) + "\n",
     }.items():
         assert list(FORMATS["mnli"].read(written(tmp_path, text, name))) == expected, name
+    lines = json.dumps(columns) + "\n\n" + json.dumps(columns | {"label": 7}) + "\n"
+    for name in ("lines.json", "lines.jsonl"):
+        good, bad = FORMATS["mnli"].read(written(tmp_path, lines, name))
+        assert good == expected[0] and isinstance(bad, Rejected) and bad.line == 3, name
     alone = json.dumps({"text_a": "A dog.", "label": "positive"})
     assert list(FORMATS["sst2"].read(written(tmp_path, alone, "alone.jsonl"))) == [Texts(("A dog.",), (1,))]
     broken = list(FORMATS["mnli"].read(written(tmp_path, json.dumps(columns) + "\n{oops\n[]\n", "d.jsonl")))

@@ -3,8 +3,9 @@
     .tsv                     GLUE's own columns (Wang et al., "GLUE", 2019; https://gluebenchmark.com/tasks)
     .json .jsonl .parquet    records with text_a, text_b and label, or with the columns of the .tsv
 
-Labels are numbered as in the `glue` data set of Hugging Face, whose columns are read in all of them. A file without a
-column of labels, as the test sets are, gives examples without labels.
+Labels are numbered as in the `glue` data set of Hugging Face, whose columns are read in all of them. Quotes in a .tsv
+mean nothing; where it has that data set's column `idx`, they may be those of csv. A file without a column of labels, as
+the test sets are, gives examples without labels.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Rows of tables: TSV as GLUE writes it, JSON and Parquet, each with the line that it stands on."""
+"""Rows of tables: TSV as GLUE and `datasets` write it, JSON and Parquet, each with the line that it stands on."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ OTHER_FORM = "Convert it to one of them, or rename it if it is one already."
 """What to do about a file whose name ends otherwise."""
 NOT_THIS = "It may be of another format, or cut off: name the format that it has, or copy it again from its source."
 """What to do about a file that does not begin to be what its format says."""
+_VALUE = re.compile(r'(?:^|\t)("(?:[^"]|"")*"|[^"\t\n]*)')
 
 
 class Row(NamedTuple):
@@ -33,23 +35,20 @@ class Row(NamedTuple):
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """(line from 1, text without its ending) of each line that is not blank. DataError for what is no UTF-8."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="\n") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield number, line.rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text: {error}. Copy it again from its source, or convert it.") from error
+    for number, line in enumerate(_lines(path), 1):
+        if line.strip():
+            yield number, line.rstrip("\r\n")
 
 
 def tsv_rows(path: Path, headless: Sequence[str] | None = None) -> Iterator[Row | Rejected]:
-    """Rows of tab-separated values, in which quotes mean nothing. The first line names the columns.
+    """Rows of tab-separated values. The first line names the columns. Quotes mean nothing, but in what `datasets`
+    exports.
 
     `headless`: the columns of a file whose first line names none of them; it is told from others by that.
     """
     columns: list[str] | None = None
-    for number, line in read_lines(path):
-        values = line.split("\t")
+    plain = ((number, line.split("\t")) for number, line in read_lines(path))
+    for number, values in _quoted_rows(path) if _is_exported(path) else plain:
         if columns is None:
             begins_at_once = headless is not None and not set(values) & set(headless)
             columns = list(headless or []) if begins_at_once else values
@@ -62,8 +61,10 @@ def tsv_rows(path: Path, headless: Sequence[str] | None = None) -> Iterator[Row 
 
 
 def json_rows(path: Path) -> Iterator[Row | Rejected]:
-    """Records of a .json, an object of objects or a list of them, or of a .jsonl, one a line."""
-    if path.suffix == ".jsonl":
+    """Records of a .json, an object of objects or a list of them, or of a .jsonl, one a line, as `datasets` writes them
+    into a .json too.
+    """
+    if path.suffix == ".jsonl" or _has_lines(path):
         for number, line in read_lines(path):
             try:
                 record = json.loads(line)
@@ -73,6 +74,8 @@ def json_rows(path: Path) -> Iterator[Row | Rejected]:
             yield _record(path, number, record)
         return
     found = whole_json(path)
+    if isinstance(found, dict) and found and not any(isinstance(each, dict) for each in found.values()):
+        found = [found]  # one line
     records = found.values() if isinstance(found, dict) else found
     if not isinstance(records, list) and not isinstance(found, dict):
         raise DataError(f"{path} holds {type(found).__name__}, not an object or a list of records.")
@@ -122,3 +125,57 @@ def _record(path: Path, number: int, record: Any) -> Row | Rejected:
         return Rejected(str(path), number, f"{type(record).__name__} in the place of an object")
     reason = unwritable(record)
     return Row(path, number, record) if reason is None else Rejected(str(path), number, reason)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """With their endings. DataError for what is no UTF-8."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="\n") as lines:
+            yield from lines
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no UTF-8 text: {error}. Copy it again from its source, or convert it.") from error
+
+
+def _is_exported(path: Path) -> bool:
+    """Whether a table is Hugging Face's, which has a column that none of GLUE's own has, and all of it as csv writes
+    it.
+    """
+    try:
+        rows = _quoted_rows(path)
+        return "idx" in next(rows, (0, []))[1] and all(rows)
+    except ValueError:
+        return False
+
+
+def _quoted_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line from 1, values) of rows in which values are quoted that have to be; ValueError where one is otherwise."""
+    row, first, is_open = "", 1, False
+    for number, line in enumerate(_lines(path), 1):
+        row += line
+        is_open ^= line.count('"') % 2 == 1
+        if is_open:
+            continue
+        written = row.rstrip("\r\n")
+        values = _VALUE.findall(written)
+        if "\t".join(values) != written or any(_needless(value) for value in values):
+            raise ValueError(f"line {first} is written otherwise")
+        if written:
+            yield first, [value[1:-1].replace('""', '"') if value[:1] == '"' else value for value in values]
+        row, first = "", number + 1
+    if row:
+        raise ValueError(f"the quotes of line {first} have no end")
+
+
+def _needless(value: str) -> bool:
+    """Whether a value is in quotes without need."""
+    return value[:1] == '"' and not any(mark in value[1:-1] for mark in '\t"\r\n')
+
+
+def _has_lines(path: Path) -> bool:
+    """Whether a .json has one behind the other: no whole one begins with a line that is one."""
+    lines = (line for _, line in read_lines(path))
+    try:
+        json.loads(next(lines, ""))
+    except (ValueError, RecursionError):
+        return False
+    return any(lines)
