@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -354,16 +355,28 @@ def test_another_module_that_is_missing_is_not_taken_for_the_harness(monkeypatch
         main()
 
 
+@pytest.mark.parametrize("is_imported", [True, False])
 def test_ctrl_c_ends_the_harness_as_our_commands(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    is_imported: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Also while it is imported."""
+
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", interrupted)
-    with pytest.raises(SystemExit) as ended:
+    class Importing(ModuleType):
+        def __getattr__(self, name: str) -> None:
+            if name == "cli_evaluate":
+                raise KeyboardInterrupt
+            raise AttributeError(name)
+
+    harness = Importing("lm_eval.__main__")
+    if is_imported:
+        vars(harness)["cli_evaluate"] = interrupted
+    monkeypatch.setitem(sys.modules, "lm_eval.__main__", harness)
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
         main()
-    assert ended.value.code == 130 and capsys.readouterr().err == ""
+    assert isinstance(ended.value, SystemExit) and ended.value.code == 130 and capsys.readouterr().err == ""
 
 
 def test_its_command_may_open_as_many_files_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:

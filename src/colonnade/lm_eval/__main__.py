@@ -17,6 +17,14 @@ def main() -> None:
     process.hear_ctrl_c()
     process.allow_open_files()
     try:
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _run() -> None:
+    """With the imports, which take seconds."""
+    try:
         from lm_eval.__main__ import cli_evaluate
 
         import colonnade.lm_eval.model  # noqa: F401  registers it
@@ -27,8 +35,6 @@ def main() -> None:
         sys.exit(USER_MISTAKE)
     try:
         cli_evaluate()
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
     except RanksEnded:
         sys.exit(USER_MISTAKE)  # they have said why
     except Exception as error:
