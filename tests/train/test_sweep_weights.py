@@ -46,6 +46,7 @@ def published(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "pytorch.gguf").symlink_to("nowhere")
     return folder
 
 
@@ -74,6 +75,21 @@ def test_a_folder_that_is_overwritten_while_a_sweep_runs_is_told_at_its_end(publ
         run_points(sweep_of(tmp_path, [1, 2], INIT_FROM, published), running(lambda: weights.write_bytes(b"later")))
     shutil.rmtree(tmp_path / "runs" / "seed-1")
     assert run_points(sweep_of(tmp_path, [1, 2], INIT_FROM, published), running()) == 0
+
+
+@pytest.mark.parametrize("record", ["", '{"WHAT": "x"}', '{"WHAT": {"model', "[]"])
+def test_of_a_point_without_a_record_of_its_weights_nothing_is_compared_and_nothing_read(
+    record: str, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of those of earlier versions."""
+    assert run_points(sweep_of(tmp_path, [1], INIT_FROM, published), running()) == 0
+    (tmp_path / "runs" / "seed-1.weights.json").write_text(record.replace("WHAT", f"{INIT_FROM} ({published})"))
+
+    def read(path: Path) -> dict[str, str]:
+        raise AssertionError(f"{path} was read")
+
+    monkeypatch.setattr("colonnade.train.sweep_weights.content_of", read)
+    assert run_points(sweep_of(tmp_path, [1], INIT_FROM, published), running()) == 0
 
 
 @pytest.fixture

@@ -40,8 +40,9 @@ class Weights:
 
     def other(self, content: TomlTable, run: Path) -> list[str]:
         """A line for each key whose weights had other content when the run began."""
-        kept = _kept(run)
-        before = (object_in(kept.read_bytes()) or {}) if kept.exists() else {}
+        before = _recorded(run)
+        if not before:
+            return []  # without a look at what lies there, which may be large
         return [
             f"{what}: other content"
             for what, files in self._found(content).items()
@@ -58,8 +59,8 @@ class Weights:
         return found
 
     def _content(self, path: Path) -> dict[str, str]:
-        files = sorted((file.name, file.stat()) for file in path.iterdir())
-        stamp = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+        there = sorted((file.name, file.stat()) for file in path.iterdir() if file.exists())  # no links to what is gone
+        stamp = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in there]
         if path not in self._read or self._read[path][0] != stamp:
             self._read[path] = stamp, content_of(path)
         return self._read[path][1]
@@ -118,6 +119,13 @@ def _check_there(content: TomlTable, run: Path) -> None:
 
 def _kept(run: Path) -> Path:
     return run.with_name(f"{run.name}.weights.json")
+
+
+def _recorded(run: Path) -> dict[str, dict[str, str]]:
+    """What `begin` wrote down; nothing where that is no such table."""
+    kept = _kept(run)
+    found = (object_in(kept.read_bytes()) or {}) if kept.exists() else {}
+    return {what: files for what, files in found.items() if isinstance(files, dict)}
 
 
 def _with(content: TomlTable, key: str, weights: str) -> TomlTable:
