@@ -63,6 +63,7 @@ def test_a_file_of_2_with_answers_says_by_an_empty_list_that_there_is_none(
     first, second = questions_of(path)
     assert isinstance(first, Question) and first.answers == empty
     assert isinstance(second, Question) and second.answers == (tuple(more) or empty)
+    assert ('write `"version": "v2.0"` into the file' in first.unsaid) == (version == "1.1")
 
 
 def answered(prefix: Path, tokenizer: Tokenizer) -> list[str | None]:
@@ -90,6 +91,8 @@ def test_answers_become_tokens_of_their_context(tmp_path: Path, words: Tokenizer
     report = make_examples(FORMATS["squad"], [path], tmp_path / "out", words)
     assert answered(tmp_path / "out", words) == ["dog", "the hill", "was good", "dog", "", "", None, None, ""]
     assert (report.examples, report.unlabelled, report.rejected) == (9, 2, 0)
+    told = 'where an empty list of answers says that there is none, write `"version": "v2.0"` into the file'
+    assert f"2 examples without a label ({told}): nothing can be trained" in report.summary()
     question, context, _ = TokenFile(tmp_path / "out").sequences(0)
     assert question.tolist() == words.encode("what ran?") and context.tolist() == words.encode(CONTEXT)
     sidecar = read_sidecar(TokenFile(tmp_path / "out"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -151,18 +152,29 @@ def test_a_file_of_questions_alone_is_nothing_to_measure_on(trained: Path, tmp_p
     assert answer.status == 2 and "have the questions answered with `colonnade predict`" in answer.err, answer
 
 
+def question(name: str) -> Question:
+    return Question(Path("dev.json"), 1, name, "where?", "Denver", answers=None)
+
+
 def test_the_best_thresholds_stand_in_the_line_for_people() -> None:
     right = {"a": ["Denver"], "b": []}
     scores = scores_2(right, {"a": "Denver", "b": "Rome"}, {"a": -2.5, "b": 3.0})
     best = "; best exact match 100.00 with --null-threshold -2.5, best F1 100.00 with --null-threshold -2.5"
-    assert score_line(scores, 2).endswith(best)
+    assert score_line(scores, [question(name) for name in right]).endswith(best)
+
+
+def test_why_there_are_no_scores_is_told_with_what_to_do() -> None:
+    """Where a question says it; the others say what is right, or are of a test set."""
+    line = "2 questions answered; the file does not say what is right, so there are no scores"
+    assert score_line(None, [question("a"), question("b")]) == line
+    assert score_line(None, [question("a"), replace(question("b"), unsaid="do this")]) == f"{line}: do this"
 
 
 def test_questions_with_and_without_an_answer_are_told_apart_in_the_line_for_people() -> None:
     """Of the three that have one, two are answered as they should; the one that has none is answered."""
     right = {"a": ["Denver"], "b": ["Rome"], "c": ["Oslo"], "d": []}
     scores = scores_2(right, {"a": "Denver", "b": "Rome", "c": "Lima", "d": "Bonn"}, dict.fromkeys(right, 0.0))
-    told = score_line(scores, 4)
+    told = score_line(scores, [question(name) for name in right])
     assert told.startswith("exact match 50.00, F1 50.00 of 4 questions (with an answer: exact match 66.67, F1 66.67; ")
     assert "; without: 0.00)" in told
 

@@ -50,7 +50,7 @@ def test_questions_that_do_not_say_what_is_right_are_no_measure(tmp_path: Path) 
     asked = content["data"][0]["paragraphs"][0]["qas"]
     asked.append({"id": "q1", "question": "Which river?"})
     (tmp_path / "test.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r'test\.json: question "q1" does not say what is right'):
+    with pytest.raises(DataError, match=r'"q1" does not say .* as the development set\.$'):
         open_questions(config_of(tmp_path / "test.json"), TOKENIZER, Windows())
 
 
@@ -59,7 +59,9 @@ def test_a_file_whose_empty_lists_of_answers_mean_nothing_is_told_how_to_say_tha
     content = json.loads(path.read_text())
     content["data"][0]["paragraphs"][0]["qas"].append({"id": "q1", "question": "Which river?", "answers": []})
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r'empty list of answers says .* none, write `"version": "v2\.0"` into it\.$'):
+    with pytest.raises(
+        DataError, match=r'empty list of answers says .* none, write `"version": "v2\.0"` into the file\.$'
+    ):
         open_questions(config_of(path), TOKENIZER, Windows())
     path.write_text(json.dumps(content | {"version": "v2.0"}))
     found = open_questions(config_of(path), TOKENIZER, Windows())

@@ -30,7 +30,7 @@ class Document:
     has_numbers: bool = True
     """Whether the last sequence is numbers; False: all of them are text."""
     unlabelled: str = ""
-    """Why it has no label, where its file has no place for one."""
+    """Why it has no label, where its file could have one, or has no place for it."""
 
 
 class Format(Protocol):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +51,8 @@ class Question:
     context: str
     answers: tuple[Given, ...] | None
     """Right answers; none: it has no answer; None: the file does not say."""
+    unsaid: str = field(default="", compare=False)
+    """How the file could say it, where its list of answers is empty."""
 
     def rejected(self, reason: str) -> Rejected:
         """Why it is no example."""
@@ -83,7 +85,8 @@ class SquadFormat:
                 yield example.rejected(numbers)
                 continue
             text_bytes = len(example.text.encode()) + len(example.context.encode())
-            yield Document([question[: self.windows.max_query_length], ids, numbers], text_bytes)
+            sequences = [question[: self.windows.max_query_length], ids, numbers]
+            yield Document(sequences, text_bytes, unlabelled=example.unsaid)
 
 
 def _numbers(example: Question, places: Integers, vocab_size: int) -> tuple[int, ...] | str:
@@ -117,9 +120,16 @@ def questions_of(path: Path) -> Iterator[Question | Rejected]:
     """The questions of a file, in order. DataError where it is no SQuAD, with the place that is not."""
     content = whole_json(path)
     found = list(_asked(path, content))
-    says_none = _is_2(content) and any(asked.get("answers") for _, asked in found)
+    has_answers = any(asked.get("answers") for _, asked in found)
+    says_none = has_answers and _is_2(content)
     for number, (context, asked) in enumerate(found, 1):
-        yield _question(path, number, context, asked, empty=() if says_none else None)
+        question = _question(path, number, context, asked, empty=() if says_none else None)
+        if isinstance(question, Question) and question.answers is None and asked.get("answers") == [] and has_answers:
+            question = replace(question, unsaid=_SAY_NONE)
+        yield question
+
+
+_SAY_NONE = 'where an empty list of answers says that there is none, write `"version": "v2.0"` into the file'
 
 
 def _asked(path: Path, content: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

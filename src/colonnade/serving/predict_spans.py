@@ -62,7 +62,7 @@ class AnsweredQuestions:
     def summary(self) -> str:
         """One line for people."""
         found = scores_of_answers(self.questions, self.answers, self.threshold, may_be_none=self.may_be_none)
-        return score_line(found, len(self.questions))
+        return score_line(found, self.questions)
 
 
 def predict_spans(

@@ -58,7 +58,7 @@ def measure_squad(trained: Trained, mesh: Mesh, asked: Measurement, data: str) -
         "batch_size": how.batch_size,
     }
     notes = tuple(f"wrote {each}" for each in written)
-    line = score_line(scores, len(questions))
+    line = score_line(scores, questions)
     return Measured(f"SQuAD {'2.0' if impossible else '1.1'}", parameters, numbers, line, notes)
 
 
@@ -135,11 +135,12 @@ def manner(trained: Trained, asked: Measurement) -> Manner:
     )
 
 
-def score_line(scores: SquadScores | None, num_questions: int) -> str:
+def score_line(scores: SquadScores | None, questions: Sequence[Question]) -> str:
     """Scores for people."""
-    line = counted(num_questions, "question")
+    line = counted(len(questions), "question")
     if scores is None:
-        return f"{line} answered; the file does not say what is right, so there are no scores"
+        how = next((f": {each.unsaid}" for each in questions if each.unsaid), "")
+        return f"{line} answered; the file does not say what is right, so there are no scores{how}"
     line = f"exact match {scores.exact:.2f}, F1 {scores.f1:.2f} of {line}"
     if scores.has_answer is not None and scores.no_answer is not None:
         line += f" (with an answer: exact match {scores.has_answer.exact:.2f}, F1 {scores.has_answer.f1:.2f}; "

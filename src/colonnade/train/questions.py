@@ -97,10 +97,10 @@ def open_questions(config: Config, tokenizer: Tokenizer | None, windows: Windows
     questions = read_questions(path)
     unanswered = next((each for each in questions if each.answers is None), None)
     if unanswered is not None:
+        instead = f"; or, {unanswered.unsaid}" if unanswered.unsaid else ""
         raise DataError(
             f'{path}: question "{unanswered.name}" does not say what is right, so it cannot be scored. Name a file '
-            "with answers, such as the development set; or, where an empty list of answers says that there is none, "
-            'write `"version": "v2.0"` into it.'
+            f"with answers, such as the development set{instead}."
         )
     assert tokenizer is not None, "examples are made with one"
     content = content_of(path)
