@@ -81,7 +81,7 @@ class Blend:
         return self._mixed.counts(position)
 
     def length(self, sizes: Sequence[int]) -> int:
-        """Positions before the first of the data sets, of so many samples, begins again: as many as are due."""
+        """Positions before the first of the data sets, of so many samples, begins again: at most as many as are due."""
         due = min(size * self.total // weight for size, weight in zip(sizes, self.weights, strict=True))
         return due if isinstance(self._mixed, _Fair) else min(due, self._mixed.length(sizes))
 
