@@ -3548,16 +3548,23 @@ MUTATIONS = [
     ),
     Mutation(
         "what the storage knows is held against the first rollback alone",
-        "train/fetched.py",
-        "and each not in known for each in recorded)",
-        "and each not in known for each in recorded[:1])",
+        "train/rollback.py",
+        "and each not in known for each in in_force(recorded))",
+        "and each not in known for each in in_force(recorded)[:1])",
         ("tests/train/test_fetched.py",),
     ),
     Mutation(
         "what the storage knows is held against the last rollback alone",
+        "train/rollback.py",
+        "and each not in known for each in in_force(recorded))",
+        "and each not in known for each in in_force(recorded)[-1:])",
+        ("tests/train/test_fetched.py",),
+    ),
+    Mutation(
+        "checkpoints of a course that was left elsewhere stay when its record comes",
         "train/fetched.py",
-        "and each not in known for each in recorded)",
-        "and each not in known for each in recorded[-1:])",
+        "            _discard_left(run)\n",
+        "",
         ("tests/train/test_fetched.py",),
     ),
     Mutation(
@@ -3801,13 +3808,13 @@ MUTATIONS = [
         "old checkpoints are deleted before the new one has its name",
         "checkpoint/folders.py",
         "    if os.path.lexists(final):\n"
-        "        _set_aside(final)\n"
+        "        take_away(final)\n"
         "    partial.rename(final)\n"
         "    sync(final.parent)\n"
         "    _keep_newest(final.parent, keep - 1, spared, but=final)\n",
         "    _keep_newest(final.parent, keep - 1, spared, but=final)\n"
         "    if os.path.lexists(final):\n"
-        "        _set_aside(final)\n"
+        "        take_away(final)\n"
         "    partial.rename(final)\n"
         "    sync(final.parent)\n",
         ("tests/checkpoint/test_folders.py",),
@@ -5042,7 +5049,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a checkpoint to which the run has returned counts as undone in the storage",
-        "train/fetched.py",
+        "train/rollback.py",
         "each.to < step and ",
         "each.to <= step and ",
         ("tests/train/test_fetched.py",),

@@ -21,11 +21,11 @@ from colonnade.config.load import load
 from colonnade.errors import CheckpointError, ColonnadeError, ConfigError
 from colonnade.launch import launch
 from colonnade.train import fetched, metadata, start
-from colonnade.train.divergence import Rollback
 from colonnade.train.monitor import Monitor
+from colonnade.train.rollback import Rollback
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.rollbacks import by_hand, write
-from colonnade.train.run_folder import CHANGES
+from colonnade.train.run_folder import CHANGES, COPIES
 from colonnade.train.run_record import pack, unpack
 from colonnade.train.uploads import Uploads
 from tests import tiny
@@ -451,6 +451,26 @@ def test_a_rollback_made_here_is_not_undone(finished: Finished, config: Path, st
     unpack(store / "step_00000006" / RECORD, target)
     assert json.loads((target / "rollbacks.json").read_text())[0]["to"] == 4
     assert metrics(target) == metrics(run) != metrics(finished.folder)
+
+
+def test_checkpoints_of_a_course_that_was_left_elsewhere_go_when_its_record_comes(
+    finished: Finished, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Copies in memory too. What cannot be read stays, to be set aside by who goes on from it."""
+    run, record = Path(shutil.copytree(finished.folder, tmp_path / "run")), tmp_path / "record"
+    checkpoints = run / "checkpoints"
+    (checkpoints / "step_00000006").rename(checkpoints / "step_00000005")
+    (checkpoints / "step_00000005" / MANIFEST).write_text("{")
+    shutil.copytree(checkpoints / "step_00000004", checkpoints / "step_00000002")
+    (run / COPIES).write_text("the start before")
+    unpack(store / "step_00000006" / RECORD, record)
+    write(record, [Rollback(to=2, skip=1, id="made elsewhere")])
+    pack(record, store / "step_00000006" / RECORD)
+    config = load(finished.config, [f"run.folder={run}", f"checkpoint.upload_to=file://{store}", "checkpoint.keep=9"])
+    fetched.fetch(config, lambda record: config, probe=False, dry_run=False)
+    assert saved_steps(run) == [2, 5, 6] and not (run / COPIES).exists()
+    said = f"{checkpoints / 'step_00000004'} is of a course that a rollback elsewhere has left: it is deleted.\n"
+    assert said in capsys.readouterr().out and sorted(path.name for path in checkpoints.iterdir())[0] == "step_00000002"
 
 
 def test_nor_is_a_second_one_with_the_same_options(

@@ -18,7 +18,7 @@ def publish(partial: Path, final: Path, keep: int, spared: Spared) -> None:
     """
     sync(partial)
     if os.path.lexists(final):
-        _set_aside(final)
+        take_away(final)
     partial.rename(final)
     sync(final.parent)
     _keep_newest(final.parent, keep - 1, spared, but=final)
@@ -29,7 +29,7 @@ def discard_after(folder: Path, step: int) -> None:
     """Delete the checkpoints of later steps, the newest first: what stays has no gap."""
     for later, path in reversed(checkpoints_in(folder).items()):
         if later > step:
-            _set_aside(path)
+            take_away(path)
     remove_leftovers(folder)
 
 
@@ -52,6 +52,15 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def take_away(path: Path) -> None:
+    """Take away a checkpoint's name at once: removing it takes time, and half of it must never look whole.
+    `remove_leftovers` does the rest.
+    """
+    aside = path.with_name(f".{path.name}.deleted")
+    remove(aside)
+    path.rename(aside)
 
 
 def damaged_name(path: Path) -> Path:
@@ -84,11 +93,4 @@ def _keep_newest(folder: Path, keep: int, spared: Spared, but: Path | None = Non
     stay = spared(found.keys()) if old else ()
     for step in old:
         if step not in stay:
-            _set_aside(found[step])
-
-
-def _set_aside(path: Path) -> None:
-    """Take away a checkpoint's name at once: removing it takes time, and half of it must never look whole."""
-    aside = path.with_name(f".{path.name}.deleted")
-    remove(aside)
-    path.rename(aside)
+            take_away(found[step])

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from colonnade.checkpoint.folders import damaged_name, publish, remove, set_aside_damaged
+from colonnade.checkpoint.folders import damaged_name, publish, remove, set_aside_damaged, take_away
 from colonnade.checkpoint.names import MANIFEST, checkpoints_in, folder_name, newest_step
 from colonnade.checkpoint.stored import RECORD, Stored, unreadable
 from colonnade.config.compare import difference
@@ -29,7 +29,7 @@ from colonnade.pace import Pace
 from colonnade.storage import reason
 from colonnade.train.best import spared
 from colonnade.train.monitor import write_event
-from colonnade.train.run_folder import ROLLBACKS, checkpoints
+from colonnade.train.run_folder import COPIES, ROLLBACKS, checkpoints
 from colonnade.train.run_record import unpack
 
 if TYPE_CHECKING:
@@ -190,16 +190,15 @@ def is_undone(stored: Stored, step: int, run: Path) -> bool:
     """Whether the run has returned to an earlier step since, here. Not where that cannot be read of the upload."""
     if not (run / ROLLBACKS).exists():
         return False
-    from colonnade.train.rollback import in_force, read
+    from colonnade.train.rollback import has_left, read
 
-    recorded = in_force(read(run))
     with tempfile.TemporaryDirectory() as folder:
         try:
             stored.get(step, [MANIFEST], Path(folder))
             known = _rollbacks_of(Path(folder))
         except (CheckpointError, FileNotFoundError):
             return False  # whoever fetches it says so
-    return any(each.to < step and each not in known for each in recorded)
+    return has_left(read(run), step, known)
 
 
 def _check_course(stored: Stored, step: int, run: Path) -> None:
@@ -251,6 +250,7 @@ def _fetch_one(stored: Stored, step: int, config: Config, replace: Callable[[], 
         num_bytes = _fetch_checked(stored, step, aside)
         if replace is None:
             _fetch_record(stored, step, aside, run)
+            _discard_left(run)
         else:
             replace()
     except (DamagedError, FileNotFoundError) as error:
@@ -276,6 +276,21 @@ def _fetch_record(stored: Stored, step: int, aside: Path, run: Path) -> None:
         unpack(record, run)
     finally:
         record.unlink(missing_ok=True)
+
+
+def _discard_left(run: Path) -> None:
+    """Delete what this machine has of a course that the run has left elsewhere, as the record tells that has come."""
+    (run / COPIES).unlink(missing_ok=True)
+    if not (run / ROLLBACKS).exists():
+        return
+    from colonnade.train.rollback import has_left, read
+
+    recorded = read(run)
+    for step, path in reversed(checkpoints_in(checkpoints(run)).items()):
+        with suppress(CheckpointError):  # who goes on from what cannot be read sets it aside
+            if has_left(recorded, step, _rollbacks_of(path)):
+                _say(f"{path} is of a course that a rollback elsewhere has left: it is deleted.")
+                take_away(path)
 
 
 def _fetch_checked(stored: Stored, step: int, folder: Path) -> int:

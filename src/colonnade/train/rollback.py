@@ -73,3 +73,8 @@ def write(run: Path, rollbacks: Sequence[Rollback]) -> None:
 def in_force(recorded: Sequence[Rollback]) -> list[Rollback]:
     """Those of the steps that the run is made of: a return to an earlier step leaves behind what came after it."""
     return [each for at, each in enumerate(recorded) if all(later.to >= each.to for later in recorded[at + 1 :])]
+
+
+def has_left(recorded: Sequence[Rollback], step: int, known: Sequence[Rollback]) -> bool:
+    """Whether a run with these rollbacks has left the course that a checkpoint of `step` is of, which knows `known`."""
+    return any(each.to < step and each not in known for each in in_force(recorded))
