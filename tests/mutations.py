@@ -8334,8 +8334,8 @@ MUTATIONS = [
     Mutation(
         "a run begins anew beside uploads none of which is sound",
         "train/fetched.py",
-        "and newest_step(checkpoints(run)) == 0:",
-        "and newest_step(checkpoints(run)) < 0:",
+        "    if here == 0:",
+        "    if here < 0:",
         ("tests/train/test_fetched_again.py",),
     ),
     Mutation(

@@ -488,12 +488,13 @@ def test_nor_is_a_second_one_with_the_same_options(
     assert fetched.is_undone(url, 6, second), "the storage knows the first of two alone"
 
 
-@pytest.mark.parametrize("newest", [4, 6])
+@pytest.mark.parametrize(("uploaded_too", "told"), [({}, 6), ({8: "of step 6"}, 8), ({8: "{"}, 6), ({6: None}, 4)])
 @pytest.mark.parametrize(
     ("recorded", "in_the_checkpoint", "is_refused"), [([], False, True), ([0], False, False), ([], True, False)]
 )
 def test_a_disk_on_a_course_that_was_left_elsewhere_is_refused(
-    newest: int,
+    uploaded_too: dict[int, str | None],
+    told: int,
     recorded: list[int],
     in_the_checkpoint: bool,
     is_refused: bool,
@@ -502,21 +503,27 @@ def test_a_disk_on_a_course_that_was_left_elsewhere_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has come as far as what is uploaded, which says which rollback it is from behind."""
+    """It has come as far as what is uploaded and sound. That, or what is damaged, says what it is from behind."""
     run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
     (run / "checkpoints" / "step_00000006" / MANIFEST).write_bytes(
         b"\n" + (store / "step_00000006" / MANIFEST).read_bytes()
     )
     returns = [Rollback(to=2, id="made elsewhere")]
     write(run, [returns[each] for each in recorded])
-    if newest == 4:
-        shutil.rmtree(store / "step_00000006")
+    for step, manifest in uploaded_too.items():
+        if manifest is None:
+            lose(store, step)
+            continue
+        shutil.copytree(store / "step_00000006", store / f"step_{step:08}")
+        if manifest == "{":
+            (store / f"step_{step:08}" / MANIFEST).write_text(manifest)
 
     def of(checkpoint: Path, *_: object) -> SimpleNamespace:
         is_here = run in checkpoint.parents
         return SimpleNamespace(rollbacks=() if is_here and not in_the_checkpoint else tuple(returns))
 
     monkeypatch.setattr(metadata, "metadata_of", of)
+    monkeypatch.setattr(fetched, "write_event", lambda *_, **__: None)
     before = snapshot(run)
     config = load(finished.config, [f"run.folder={run}", f"checkpoint.upload_to=file://{store}"])
     with pytest.raises(ConfigError) if is_refused else nullcontext() as refused:
@@ -524,7 +531,7 @@ def test_a_disk_on_a_course_that_was_left_elsewhere_is_refused(
     assert snapshot(run) == before
     if refused is not None:
         assert str(refused.value) == (
-            f"checkpoint.upload_to = 'file://{store}' has step_0000000{newest} from behind a rollback to step 2, and "
+            f"checkpoint.upload_to = 'file://{store}' has step_0000000{told} from behind a rollback to step 2, and "
             f"run.folder = '{run}' has step_00000006, which knows nothing of it: it is of the course that was left. To "
             "go on behind the rollback, move run.folder away: all is fetched. To go on without it, choose another "
             "upload_to."

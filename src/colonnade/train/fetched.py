@@ -67,7 +67,7 @@ def _fetch_newest(stored: Stored, whole: Sequence[int], config: Config, *, dry_r
     run = Path(config.run.folder)
     here = newest_step(checkpoints(run))
     if here >= whole[-1]:
-        _check_course(stored, whole[-1], run)
+        _check_course(stored, whole, run)
     newer = (step for step in reversed(whole) if step > here and not is_undone(stored, step, run))
     if dry_run:
         if (step := next(newer, None)) is not None:
@@ -76,11 +76,14 @@ def _fetch_newest(stored: Stored, whole: Sequence[int], config: Config, *, dry_r
                 "What follows is without it."
             )
         return
-    if not _fetch_first_sound(stored, newer, config) and newest_step(checkpoints(run)) == 0:
+    if _fetch_first_sound(stored, newer, config):
+        return
+    if here == 0:
         raise CheckpointError(
             f"None of the checkpoints under checkpoint.upload_to = {stored.url!r} is sound, and {run} has none. Choose "
             "another run.folder and upload_to to start a new run."
         )
+    _check_course(stored, whole, run)
 
 
 def fetch_for_damaged(path: Path, config: Config) -> Path | None:
@@ -201,11 +204,13 @@ def is_undone(stored: Stored, step: int, run: Path) -> bool:
     return has_left(read(run), step, known)
 
 
-def _check_course(stored: Stored, step: int, run: Path) -> None:
-    """ConfigError where the upload of `step`, the newest, is from behind a rollback that nothing here knows of, though
-    what is here has come as far. A storage that fails now ends no run, as nothing of it is needed.
+def _check_course(stored: Stored, steps: Sequence[int], run: Path) -> None:
+    """ConfigError where the newest upload that can be read is from behind a rollback that nothing here knows of, though
+    the run would go on from what is here. A storage that fails now ends no run, as nothing of it is needed.
     """
-    (*_, (here, newest)) = checkpoints_in(checkpoints(run)).items()
+    if not steps:
+        return
+    (*older, step), (*_, (here, newest)) = steps, checkpoints_in(checkpoints(run)).items()
     with tempfile.TemporaryDirectory() as name, suppress(CheckpointError):
         folder = Path(name)
         try:
@@ -218,8 +223,13 @@ def _check_course(stored: Stored, step: int, run: Path) -> None:
         from colonnade.train.rollback import read
         from colonnade.train.rollbacks import ids_told
 
+        try:
+            made = _rollbacks_of(folder)
+        except CheckpointError:
+            _check_course(stored, older, run)
+            return
         known, told = [*read(run), *_rollbacks_of(newest)], ids_told(run)
-        for each in _rollbacks_of(folder):
+        for each in made:
             if each not in known and each.id not in told:
                 raise ConfigError(
                     f"checkpoint.upload_to = {stored.url!r} has {folder_name(step)} from behind a rollback to step "
