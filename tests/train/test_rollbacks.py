@@ -93,6 +93,15 @@ def test_a_return_passes_over_batches_though_a_change_that_is_to_come_cannot_be(
     assert rollback.passed == 2 * 8
 
 
+def test_a_return_that_no_checkpoint_knows_yet_counts_for_where_changes_come_behind_it(run: Path) -> None:
+    """It passes over three batches of 4; two more of 4 are trained behind it, and then come batches of 8."""
+    rollbacks.write(run, [Rollback(to=6, skip=3, passed=3 * 4, id="one")])
+    batch = "train.global_batch_size"
+    write_decided(run, Decided(changes=(Change(at=8, values={batch: 8}, was={batch: 4}, line="1"),)))
+    rollback, _ = rollbacks.by_hand(run, 6, RollbackOptions(skip=6))
+    assert rollback.passed == (3 + 2) * 4 + 8
+
+
 @pytest.mark.parametrize(
     ("said", "is_held"), [({"order": "all_epochs"}, True), ({"blend_by": "epochs"}, True), ({}, False)]
 )

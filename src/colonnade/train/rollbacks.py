@@ -120,7 +120,8 @@ def _measured_by_hand(
     decided = read_decided(run)
     began, to = began_with(run, decided), metadata_of(saved[rollback.to], read_manifest(saved[rollback.to]))
     newest = _newest_readable(saved.values()) or to
-    left = Expected(behind(began, newest.changes), newest.step, newest.samples)
+    returns = tuple(_to_do(past, newest.step, newest.rollbacks))
+    left = Expected(behind(began, newest.changes), newest.step, newest.samples, returns)
     for change in to_come(decided, newest.changes, newest.step):
         with suppress(ColonnadeError):  # the run has refused it, or would
             left = left.behind(change)
