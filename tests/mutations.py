@@ -2117,6 +2117,13 @@ MUTATIONS = [
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
+        "a rollback that was killed before it was told is never told",
+        "train/recovery.py",
+        "    rollbacks.tell_untold(state, Path(config.run.folder), monitor)\n",
+        "",
+        ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
         "a restart forgets the losses that a spike is held against",
         "train/recovery.py",
         "    state.watch = LossWatch(**metadata.watch.model_dump())\n",

@@ -199,6 +199,8 @@ def test_a_rollback_that_is_killed_goes_on(
     assert (saved_steps(run) == [6, 8, 10]) == (moment == "written")
     assert train(config, run, copies).status == 0
     assert_same(run, returned.folder)
+    (only,), (told,) = rollbacks.read(run), [event for event in events(run) if event["event"] == "rolled back"]
+    assert told.items() >= only.model_dump().items(), "whenever it was killed, it is told once"
 
 
 @pytest.mark.slow

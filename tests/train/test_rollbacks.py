@@ -15,10 +15,13 @@ from colonnade.train import change, rollbacks
 from colonnade.train.change import Change
 from colonnade.train.change_requests import Decided, write_decided
 from colonnade.train.corpus import curriculum_of
-from colonnade.train.divergence import BY_HAND, Rollback
+from colonnade.train.divergence import BY_HAND
+from colonnade.train.monitor import write_event
+from colonnade.train.rollback import Rollback
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import COPIES, ROLLBACKS
 from tests.runs import events, metrics, saved_steps
+from tests.told import Told
 
 
 @pytest.fixture
@@ -39,6 +42,17 @@ def run(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "run" / "checkpoints" / f"step_0000000{step}").mkdir(parents=True)
     (tmp_path / "run" / "config.toml").write_text(to_toml(load(config)))
     return tmp_path / "run"
+
+
+def test_returns_that_a_run_was_killed_too_early_to_tell_are_told_by_the_next_start(run: Path) -> None:
+    """Those of before there were names may have been told."""
+    told: Any = Told()
+    known, untold, nameless = Rollback(to=2, id="known"), Rollback(to=4, skip=1, id="untold"), Rollback(to=4)
+    write_event(run, "rolled back", **known.model_dump())
+    for made in ([known, untold, nameless], []):
+        state: Any = SimpleNamespace(rollbacks=made, ownership=SimpleNamespace(mesh=Mesh()))
+        rollbacks.tell_untold(state, run, told)
+    assert told.events == [("rolled back", untold.model_dump())]
 
 
 @pytest.mark.parametrize("damage", ["folder", "no list", "no rollback", "no text"])

@@ -322,6 +322,7 @@ def resume(
     config = behind(config, state.changes)
     monitor.resume(state.step)
     monitor.tell_lost()
+    rollbacks.tell_untold(state, Path(config.run.folder), monitor)
     changed = changes(path, config)
     origin = "disk" if path.parent == checkpoints(Path(config.run.folder)) else "memory"
     told = {"changed": changed} if changed else {}

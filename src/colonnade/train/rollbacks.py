@@ -26,7 +26,7 @@ from colonnade.train.corpus import Corpus, curriculum_of, open_corpus
 from colonnade.train.divergence import BY_HAND, ROLLED_BACK
 from colonnade.train.lines import objects_in
 from colonnade.train.metadata import RunMetadata, metadata_of
-from colonnade.train.monitor import EVENTS, set_aside, write_event
+from colonnade.train.monitor import EVENTS, Monitor, set_aside, write_event
 from colonnade.train.rollback import LIST, Rollback, in_force, read, write
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import COPIES, checkpoints
@@ -39,6 +39,15 @@ def ids_told(run: Path) -> set[str]:
     """The ids of all rollbacks that a run's events tell of: rollbacks.json forgets those that a later one undoes."""
     told = (event.get("id") for event in objects_in(run / EVENTS) if event.get("event") == ROLLED_BACK)
     return {each for each in told if isinstance(each, str) and each}
+
+
+def tell_untold(state: TrainState, run: Path, monitor: Monitor) -> None:
+    """On rank 0: make events of those rollbacks behind which a state is that the run was killed too early to tell."""
+    if state.rollbacks and state.ownership.mesh.rank == 0:
+        told = ids_told(run)
+        for each in state.rollbacks:
+            if each.id and each.id not in told:
+                monitor.event(ROLLED_BACK, **each.model_dump())
 
 
 def read_together(run: Path, ranks: Axis) -> list[Rollback]:
