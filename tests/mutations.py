@@ -9997,15 +9997,15 @@ MUTATIONS = [
     Mutation(
         "a change is decided without those before it",
         "train/change_requests.py",
-        "expected(began, [*decided.changes, change], returns)\n    return change",
-        "expected(began, [change], returns)\n    return change",
+        "refused = ahead(start, [*decided.changes, change]).refused",
+        "refused = ahead(start, [change]).refused",
         ("tests/train/test_change_requests.py",),
     ),
     Mutation(
         "a changed batch is held against the phases as if the run had passed nothing over",
         "train/change.py",
-        "change.at, self.rollbacks, step=",
-        "change.at, (), step=",
+        "position_at(curriculum, step, self.rollbacks, step=",
+        "position_at(curriculum, step, (), step=",
         ("tests/train/test_change_requests.py",),
     ),
     Mutation(

@@ -14,7 +14,7 @@ from colonnade.config.schema import Config
 from colonnade.errors import ConfigError, hidden
 from colonnade.lock import Holder, locked
 from colonnade.train import change, rollback
-from colonnade.train.change import BLEND, Change, as_it_began, conflicts, earlier_blends, expected, in_force
+from colonnade.train.change import BLEND, Change, Expected, ahead, as_it_began, conflicts, earlier_blends, in_force
 from colonnade.train.change_requests import (
     Decided,
     Line,
@@ -392,19 +392,19 @@ def batch(at: int, size: int) -> Change:
 def test_batches_that_change_one_after_another_are_phases_where_they_come(config: Path) -> None:
     """Two steps of four samples of 16 tokens, three of eight, then six a step."""
     began = load(config)
-    found = expected(began, [batch(5, 6), batch(2, 8)])
+    found = ahead(Expected(began), [batch(5, 6), batch(2, 8)]).config
     assert found.curriculum.tokens == (0, 2 * 4 * 16, (2 * 4 + 3 * 8) * 16)
     assert found.curriculum.global_batch_size == (4, 8, 6) and found.curriculum.seq_length == (16, 16, 16)
-    again = expected(began, [batch(2, 8), batch(2, 6)])
+    again = ahead(Expected(began), [batch(2, 8), batch(2, 6)]).config
     assert (again.curriculum.tokens, again.curriculum.global_batch_size) == ((0, 2 * 4 * 16), (4, 6)), "at one step"
-    at_once = expected(began, [batch(0, 8)])
+    at_once = ahead(Expected(began), [batch(0, 8)]).config
     assert at_once.train.global_batch_size == 8 and at_once.curriculum == began.curriculum
 
 
 def test_behind_a_curriculum_another_batch_begins_at_the_tokens_of_its_step(config: Path) -> None:
     """Positions count pieces of four tokens."""
     phases = ["curriculum.tokens=[0, 64]", "curriculum.seq_length=[4, 16]", "curriculum.global_batch_size=[4, 4]"]
-    found = expected(load(config, phases), [batch(6, 8)])
+    found = ahead(Expected(load(config, phases)), [batch(6, 8)]).config
     assert found.curriculum.tokens == (0, 64, 4 * 4 * 4 + 2 * 4 * 16)
     assert found.curriculum.global_batch_size == (4, 4, 8)
 
@@ -413,9 +413,9 @@ def test_another_batch_takes_the_place_of_a_phase_whose_first_step_it_is(config:
     """That begins in the midst of the step before. As in runs of before, whose configuration stays what it was."""
     phases = ["curriculum.tokens=[0, 150]", "curriculum.seq_length=[16, 16]", "curriculum.global_batch_size=[4, 6]"]
     began = load(config, [*phases, "train.global_batch_size=6"])
-    found = expected(began, [batch(3, 10), batch(3, 8)]).curriculum
+    found = ahead(Expected(began), [batch(3, 10), batch(3, 8)]).config.curriculum
     assert (found.tokens, found.global_batch_size) == ((0, 150), (4, 8))
-    behind_a_step = expected(began, [batch(4, 8)]).curriculum
+    behind_a_step = ahead(Expected(began), [batch(4, 8)]).config.curriculum
     assert (behind_a_step.tokens, behind_a_step.global_batch_size) == ((0, 150, (12 + 6) * 16), (4, 6, 8))
     behind_others = in_force(began, [batch(2, 8).model_copy(update={"position": 12})]).curriculum
     assert (behind_others.tokens, behind_others.global_batch_size) == ((0, 150, 12 * 16), (4, 6, 8)), "passed over"
@@ -440,6 +440,24 @@ def test_batches_that_were_passed_over_count_for_which_phase_a_batch_changes_in(
     rollback.write(run, [Rollback(to=6, skip=10)])
     ask(run, asked | {"at": 6, "change": asked["change"] | {"train.steps": 9}})
     assert [each.train.global_batch_size for each in from_now_on(began, 6)] == [6]
+
+
+def test_a_change_that_a_rollback_has_made_impossible_keeps_no_other_from_being_made(
+    finished: Finished, tmp_path: Path
+) -> None:
+    """It was decided when more was passed over. The run refuses it in its step, and makes what comes behind it."""
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    phases = ["curriculum.tokens=[0, 400]", "curriculum.seq_length=[16, 16]", "curriculum.global_batch_size=[4, 8]"]
+    began = load(run / "config.toml", [*phases, "train.global_batch_size=8", f"run.folder={run}"])
+    (run / "config.toml").write_text(to_toml(began))
+    longer = Change(at=6, values={"train.steps": 9}, was={"train.steps": 6}, line="longer")
+    write_decided(run, Decided(changes=(batch(3, 6), longer)))
+    (now,) = from_now_on(began, 6)
+    assert (now.train.steps, now.train.global_batch_size) == (9, 8)
+    ask(run, {"change": {"optim.learning_rate": 5e-3}, "at": 7})
+    assert foreseen(began, 6)[-1].values == {"optim.learning_rate": 5e-3}
+    with pytest.raises(ConfigError, match="does not change before the last phase"):
+        ask(run, {"change": {"train.global_batch_size": 6}, "at": 6})
 
 
 def test_a_key_that_the_run_began_without_is_unset_before_its_change(config: Path) -> None:
@@ -524,10 +542,10 @@ def test_a_run_that_its_patience_has_ended_goes_on_with_more_of_it(config: Path,
     ):
         began = load(config, [f"train.patience={given}", "train.steps=9"])
         if goes_on:
-            _check_not_ended_early(tmp_path, began, changes, 4, [])
+            _check_not_ended_early(tmp_path, Expected(began), changes, 4)
         else:
             with pytest.raises(ConfigError, match=r"it has ended with step 4: .*Raise train\.patience above 2 first"):
-                _check_not_ended_early(tmp_path, began, changes, 4, [])
+                _check_not_ended_early(tmp_path, Expected(began), changes, 4)
 
 
 def test_what_is_asked_of_a_run_that_its_patience_has_ended_is_refused(finished: Finished, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Where a run begins, and what it comes to: told before its state is made, from what stands in its folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,14 +11,13 @@ from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.compare import model_metadata
 from colonnade.config.schema import Config
-from colonnade.errors import ColonnadeError
 from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.train import reference, rollbacks, taught
 from colonnade.train.base import check_base, content_together
 from colonnade.train.best import evaluations_since_best, none_better
-from colonnade.train.change import Change, Expected
+from colonnade.train.change import Change, Expected, ahead
 from colonnade.train.change_requests import foreseen, returns_of
 from colonnade.train.corpus import Corpus
 from colonnade.train.init_from import Origin
@@ -52,19 +52,15 @@ def course_of(config: Config, corpus: Corpus, ranks: Axis) -> Course:
         step = newest_step(checkpoints(Path(config.run.folder)))
         text = _FOUND.dump_json((step, foreseen(config, step), tuple(returns_of(Path(config.run.folder))))).decode()
     step, changes, returns = _FOUND.validate_json(gather_texts(text, ranks)[0])
-    now = whole = Expected(config, rollbacks=returns)
-    refused = []
-    for number, change in enumerate(changes, 1):
-        try:
-            found = whole.behind(change)
-            if change.at >= step:
-                whole.check_leads_to(found, changes[number:], corpus.training, corpus.training)
-        except ColonnadeError as error:
-            refused.append(f"Behind step {change.at:,} it would refuse {change}: {error}")
-            continue
-        whole = found
-        now = found if change.at <= step else now
-    return Course(now.config, whole.config, returns, tuple(refused))
+
+    def check(at: Expected, then: Expected, coming: Sequence[Change]) -> None:
+        if then.step >= step:
+            at.check_leads_to(then, coming, corpus.training, corpus.training)
+
+    stages, refused = ahead(Expected(config, rollbacks=returns), changes, check)
+    now = [each for each in stages if each.step <= step][-1]
+    told = (f"Behind step {each.at:,} it would refuse {each}: {why}" for each, why in refused)
+    return Course(now.config, stages[-1].config, returns, tuple(told))
 
 
 def beginning_of(config: Config, corpus: Corpus, now: Config, mesh: Mesh, origin: Origin | None) -> str:

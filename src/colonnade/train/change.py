@@ -7,7 +7,7 @@ A change stands behind a step: step `at` is the last that is computed without it
 came before it, and its configuration is the one in force.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import gcd
 from typing import Annotated, Any, NamedTuple
@@ -113,18 +113,21 @@ class Expected(NamedTuple):
     config: Config
     step: int = 0
     position: int = 0
-    rollbacks: tuple[Rollback, ...] = ()
+    rollbacks: Sequence[Rollback] = ()
     """That the run returns by from there on, in their order."""
 
     def behind(self, change: Change) -> "Expected":
         """Behind the change that comes next. ConfigError where it cannot be."""
-        position, _ = position_at(
-            curriculum_of(self.config), change.at, self.rollbacks, step=self.step, position=self.position
-        )
+        position = self._position_at(change.at)
         config = _changed(self.config, change.model_copy(update={"position": position}))
         if "train.steps" in change.values and config.train.steps <= change.at:
             raise ConfigError(f"train.steps = {config.train.steps:,} would be over at step {change.at:,}.")
-        return Expected(config, change.at, position, tuple(each for each in self.rollbacks if each.to > change.at))
+        return Expected(config, change.at, position, [each for each in self.rollbacks if each.to > change.at])
+
+    def _position_at(self, step: int) -> int:
+        """Returns behind that step included."""
+        curriculum = curriculum_of(self.config)
+        return position_at(curriculum, step, self.rollbacks, step=self.step, position=self.position)[0]
 
     def check_lasts(self, training: TrainingDataset, coming: Sequence[Change] = ()) -> None:
         """ConfigError where the data end before the run does, whichever of the changes to come are made."""
@@ -160,14 +163,38 @@ def by_step(changes: Iterable[Change]) -> list[Change]:
     return sorted(changes, key=lambda each: each.at)
 
 
-def expected(began: Config, changes: Sequence[Change], rollbacks: Sequence[Rollback] = ()) -> Config:
-    """The configuration behind all changes, those to come too, where they are to be expected in a run with these
-    rollbacks. ConfigError where one of them cannot be.
+class Ahead(NamedTuple):
+    """What becomes of changes of a run."""
+
+    stages: list[Expected]
+    """Where the run is to be expected before them, and behind each that can be made."""
+    refused: list[tuple[Change, str]]
+    """The others, each with the reason."""
+
+    @property
+    def config(self) -> Config:
+        """What is in force behind all of them."""
+        return self.stages[-1].config
+
+
+def ahead(
+    start: Expected,
+    changes: Iterable[Change],
+    check: Callable[[Expected, Expected, Sequence[Change]], None] = lambda *_: None,
+) -> Ahead:
+    """What becomes of changes, each in its step: the run refuses what cannot be, and goes on. `check`: of a change the
+    stages before and behind it, and those to come; raises ColonnadeError where there is more against it.
     """
-    found = Expected(began, rollbacks=tuple(rollbacks))
-    for change in by_step(changes):
-        found = found.behind(change)
-    return found.config
+    stages, refused, coming = [start], list[tuple[Change, str]](), by_step(changes)
+    for number, change in enumerate(coming, 1):
+        try:
+            then = stages[-1].behind(change)
+            check(stages[-1], then, coming[number:])
+        except ColonnadeError as error:
+            refused.append((change, str(error)))
+        else:
+            stages.append(then)
+    return Ahead(stages, refused)
 
 
 def asked_values(began: Config, values: Mapping[str, Any]) -> dict[str, Any]:

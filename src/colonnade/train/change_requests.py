@@ -31,11 +31,11 @@ from colonnade.train.change import (
     BLEND,
     Change,
     Expected,
+    ahead,
     as_it_began,
     asked_values,
     by_step,
     conflicts,
-    expected,
     was,
 )
 from colonnade.train.lines import write_line
@@ -199,7 +199,12 @@ def decide(line: Line, began: Config, decided: Decided, step: int, returns: Sequ
     values = asked_values(began, _by_key(request["change"].items()))
     by, reason = (without_credentials(str(request.get(name) or "")) for name in ("by", "reason"))
     change = Change(at=at, values=values, was=was(began, values), line=line.known_as, by=by, reason=reason)
-    expected(began, [*decided.changes, change], returns)
+    start = Expected(began, rollbacks=returns)
+    refused = ahead(start, [*decided.changes, change]).refused
+    anyway = {each.line for each, _ in ahead(start, decided.changes).refused} if refused else set()
+    for each, why in refused:
+        if each.line not in anyway:
+            raise ConfigError(why)
     return change
 
 
@@ -244,14 +249,14 @@ def ask(run: Path, request: dict[str, Any]) -> None:
         raise ConfigError(f"{run} is not changed: no key takes a date or time ({error}).") from None
     try:
         change = decide(Line("asked for now", text, is_whole=True), began, waiting, done, returns)
-        steps = expected(began, waiting.changes, returns).train.steps
-        end = max(done, steps)  # it may have been set below what was done
+        start = Expected(began, rollbacks=returns)
+        end = max(done, ahead(start, waiting.changes).config.train.steps)  # it may have been set below what was done
         if change.at > end or (change.at == end and "train.steps" not in change.values):
             raise ConfigError(
                 f"the run ends with step {end:,} (train.steps): nothing comes behind step {change.at:,}. Raise "
                 f"train.steps first{', or in the same change' * (change.at == end)}."
             )
-        _check_not_ended_early(run, began, [*waiting.changes, change], done, returns)
+        _check_not_ended_early(run, start, [*waiting.changes, change], done)
     except ConfigError as error:
         raise ConfigError(f"{run} is not changed: {error}") from None
     file = run / CHANGES
@@ -264,11 +269,9 @@ def ask(run: Path, request: dict[str, Any]) -> None:
         raise ConfigError(f"{file} cannot be written: {error.strerror}. Fix that, and ask again.") from error
 
 
-def _check_not_ended_early(
-    run: Path, began: Config, changes: Sequence[Change], step: int, returns: Sequence[Rollback]
-) -> None:
+def _check_not_ended_early(run: Path, start: Expected, changes: Sequence[Change], step: int) -> None:
     """ConfigError where train.patience has ended the run with `step`, and no change behind it lets it go on."""
-    patience = expected(began, [each for each in changes if each.at <= step], returns).train.patience
+    patience = ahead(start, (each for each in changes if each.at <= step)).config.train.patience
     since = evaluations_since_best(run, until=step)
     if patience and since >= patience:
         raise ConfigError(
@@ -352,13 +355,11 @@ def from_now_on(began: Config, step: int, run: Path | None = None) -> list[Confi
     """What is in force in a run that has done `step` steps, and behind each change that is to come, as far as that can
     be told: a change that cannot be made is refused in its step. What the run began with, where nobody has changed it.
     """
-    changes, found = foreseen(began, step, run), [Expected(began)]
+    changes, returns = foreseen(began, step, run), list[Rollback]()
     with suppress(ConfigError):
-        found = [Expected(began, rollbacks=tuple(returns_of(run or Path(began.run.folder))))]
-        for change in changes:
-            found.append(found[-1].behind(change))
-    done = sum(each.at <= step for each in changes)
-    return [each.config for each in found[done:]] or [began]
+        returns = returns_of(run or Path(began.run.folder))
+    stages = ahead(Expected(began, rollbacks=returns), changes).stages
+    return [each.config for each in stages[sum(each.step <= step for each in stages[1:]) :]]
 
 
 def to_come(decided: Decided, done: Sequence[Change], step: int) -> list[Change]:

@@ -20,7 +20,7 @@ from colonnade.data.curriculum import Curriculum
 from colonnade.errors import CheckpointError, ColonnadeError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
-from colonnade.train.change import Change, Expected, as_it_began, behind
+from colonnade.train.change import Change, Expected, ahead, as_it_began, behind
 from colonnade.train.change_requests import Decided, began_with, foreseen, read_decided, to_come
 from colonnade.train.corpus import Corpus, curriculum_of, open_corpus
 from colonnade.train.divergence import BY_HAND, ROLLED_BACK
@@ -129,11 +129,9 @@ def _measured_by_hand(
     decided = read_decided(run)
     began, to = began_with(run, decided), metadata_of(saved[rollback.to], read_manifest(saved[rollback.to]))
     newest = _newest_readable(saved.values()) or to
-    returns = tuple(_to_do(past, newest.step, newest.rollbacks))
-    left = Expected(behind(began, newest.changes), newest.step, newest.samples, returns)
-    for change in to_come(decided, newest.changes, newest.step):
-        with suppress(ColonnadeError):  # the run has refused it, or would
-            left = left.behind(change)
+    returns = _to_do(past, newest.step, newest.rollbacks)
+    at = Expected(behind(began, newest.changes), newest.step, newest.samples, returns)
+    left = ahead(at, to_come(decided, newest.changes, newest.step))
     return measured(rollback, curriculum_of(left.config), to, recorded, past)
 
 
