@@ -66,8 +66,8 @@ def test_the_end_of_a_run_is_the_one_in_force(finished: Finished, run: Path) -> 
     assert load(run / "config.toml").train.steps == 6 and read_run(run).planned == 8
     assert here("change", run, "train.steps=11").status == 0
     assert read_run(run).planned == start.planned_end(load(run / "config.toml", [f"run.folder={run}"])) == 11
-    (run / "config.toml").write_text("[train]\nsteps = 6\n")  # of another version, say
-    assert read_run(run).planned == 6
+    (run / "config.toml").write_text("[train]\nsteps = 9\n")  # of another version, say
+    assert read_run(run).planned == 9
 
 
 def test_a_run_that_is_to_be_longer_goes_on_at_its_last_step(finished: Finished, run: Path, config: Path) -> None:
