@@ -9995,6 +9995,13 @@ MUTATIONS = [
         ("tests/train/test_memory_machines.py",),
     ),
     Mutation(
+        "a change that cannot be made any more forbids all others",
+        "train/change_requests.py",
+        "        if each.line not in anyway:\n            raise ConfigError(why)\n",
+        "        raise ConfigError(why)\n",
+        ("tests/train/test_change_requests.py",),
+    ),
+    Mutation(
         "a change is decided without those before it",
         "train/change_requests.py",
         "refused = ahead(start, [*decided.changes, change]).refused",
@@ -10573,6 +10580,13 @@ MUTATIONS = [
         "read_manifest(checkpoint)), recorded, run)",
         "read_manifest(checkpoint)), recorded)",
         ("tests/train/test_rollbacks.py",),
+    ),
+    Mutation(
+        "data are held against what is to come as if rollbacks before it passed over nothing",
+        "train/change.py",
+        "        step = max((each.to for each in self.rollbacks), default=self.step)\n",
+        "        step = self.step\n",
+        ("tests/train/test_rollback.py",),
     ),
     Mutation(
         "a change that the run will refuse forbids a return",

@@ -428,6 +428,8 @@ def test_a_change_before_that_is_made_again_too(config: Path, tmp_path: Path) ->
     assert here("train", config, *keys).status == 0
     rates = [line["learning_rate"] for line in metrics(run)]
     assert here("rollback", run, 2, "--skip", 3).status == 0
+    told = here("train", config, *keys, "--dry-run")
+    assert told.status == 0 and "refuse" not in told.out, told
     assert here("train", config, *keys).status == 0
     assert [line["learning_rate"] for line in metrics(run)] == rates
     assert [each["step"] for each in events(run) if each["event"] == "changed"] == [3, 4] * 2

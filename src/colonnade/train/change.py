@@ -131,8 +131,10 @@ class Expected(NamedTuple):
 
     def check_lasts(self, training: TrainingDataset, coming: Sequence[Change] = ()) -> None:
         """ConfigError where the data end before the run does, whichever of the changes to come are made."""
+        step = max((each.to for each in self.rollbacks), default=self.step)
+        position = self._position_at(step)
         try:
-            check_length(self.config, training, curriculum_of(self.config), step=self.step, position=self.position)
+            check_length(self.config, training, curriculum_of(self.config), step=step, position=position)
         except ColonnadeError:
             uses = [each for each in coming if not USES.isdisjoint(each.values)]
             for number, change in enumerate(uses, 1):
