@@ -2096,6 +2096,13 @@ MUTATIONS = [
         ("tests/train/test_divergence.py",),
     ),
     Mutation(
+        "batches that a rollback has passed over count as the curriculum has them for one in its place",
+        "train/rollbacks.py",
+        "        sizes += each.sizes(start + sum(sizes), curriculum)\n",
+        "        sizes += curriculum.sizes(each.skip, start + sum(sizes))\n",
+        ("tests/train/test_rollbacks.py",),
+    ),
+    Mutation(
         "a rollback of steps that the run has left is carried out again",
         "train/rollbacks.py",
         "for each in in_force(recorded) if",

@@ -592,19 +592,25 @@ def test_a_run_that_returns_by_itself_counts_them_so_too(grown: tuple[Path, list
     changes = metadata_of(newest := checkpoints(grown[0]) / folder_name(6), read_manifest(newest)).changes
     now = in_force(loaded, changes)
     corpus = replace(open_corpus(loaded), curriculum=curriculum_of(now))
-    assert _weighed(Rollback(to=4, skip=2), [], now, corpus) == ("", 2 * 8)
-    assert _weighed(Rollback(to=2, skip=3), [], now, corpus) == ("", 2 * 4 + 8)
-    assert _weighed(Rollback(to=4, skip=1), [Rollback(to=4, skip=1, passed=8)], now, corpus) == ("", 8)
-    later = in_force(loaded, [changes[0].model_copy(update={"position": 4 * 4 + 2 * 8})])
-    corpus = replace(corpus, curriculum=curriculum_of(later))
-    before = [Rollback(to=4, skip=2, passed=2 * 8)]
-    assert _weighed(Rollback(to=2, skip=2 + 2 + 1), before, later, corpus) == ("", 2 * 4 + 2 * 8 + 8)
+
+    def passed(rollback: Rollback, before: list[Rollback]) -> list[list[int]]:
+        reason, measured = _weighed(rollback, before, now, corpus)
+        assert not reason and measured["passed"] == sum(count * size for count, size in measured["batches"])
+        return measured["batches"]  # type: ignore[no-any-return]
+
+    assert passed(Rollback(to=4, skip=2), []) == [[2, 8]]
+    assert passed(Rollback(to=2, skip=3), []) == [[2, 4], [1, 8]]
+    assert passed(Rollback(to=4, skip=1), [Rollback(to=4, skip=1, passed=8)]) == [[1, 8]]
+    now = in_force(loaded, [changes[0].model_copy(update={"position": 4 * 4 + 2 * 8})])
+    corpus = replace(corpus, curriculum=curriculum_of(now))
+    before = [Rollback(to=4, skip=2, passed=2 * 8, batches=[[2, 8]])]
+    assert passed(Rollback(to=2, skip=2 + 2 + 1), before) == [[2, 4], [3, 8]]
 
 
 def test_a_second_one_takes_the_place_of_the_first(run: Path) -> None:
     assert here("rollback", run, 4, "--skip", 2).status == here("rollback", run, 4, "--skip", 5).status == 0
     (only,) = rollbacks.read(run)
-    assert only == Rollback(to=4, skip=5, passed=5 * 4, reason="asked for", id=only.id)
+    assert only == Rollback(to=4, skip=5, passed=5 * 4, batches=[[5, 4]], reason="asked for", id=only.id)
 
 
 def test_a_second_one_with_the_same_options_is_another(

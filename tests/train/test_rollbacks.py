@@ -116,6 +116,24 @@ def test_a_return_that_no_checkpoint_knows_yet_counts_for_where_changes_come_beh
     assert rollback.passed == (3 + 2) * 4 + 8
 
 
+@pytest.mark.parametrize("skip", [1, 3, 4, 5])
+def test_a_second_return_takes_the_sizes_of_batches_that_the_first_has_passed_over(run: Path, skip: int) -> None:
+    """Two of 10 samples were to come behind step 6, which is behind them now; a batch of 4 is the next."""
+    batch, sizes = "train.global_batch_size", [4, 4, 10, 10, 4]
+    write_decided(run, Decided(changes=(Change(at=6, values={batch: 10}, was={batch: 4}, line="1"),)))
+    first, _ = rollbacks.by_hand(run, 4, RollbackOptions(skip=4))
+    assert (first.passed, first.batches) == (28, [[2, 4], [2, 10]]) and rollbacks.read(run) == [first]
+    second, _ = rollbacks.by_hand(run, 4, RollbackOptions(skip=skip))
+    assert second.passed == sum(sizes[:skip]) == sum(count * size for count, size in second.batches)
+
+
+def test_of_a_return_of_before_its_batches_were_written_down_the_sum_counts(run: Path) -> None:
+    """Of a part of them their number, in batches as the run has them."""
+    for skip, passed in ((2, 2 * 4), (3, 15), (4, 15 + 4)):
+        rollbacks.write(run, [Rollback(to=4, skip=3, passed=15, id="of before")])
+        assert rollbacks.by_hand(run, 4, RollbackOptions(skip=skip))[0].passed == passed
+
+
 @pytest.mark.parametrize(
     ("said", "is_held"), [({"order": "all_epochs"}, True), ({"blend_by": "epochs"}, True), ({}, False)]
 )

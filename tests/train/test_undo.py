@@ -9,6 +9,7 @@ import pytest
 
 from colonnade.config.load import load
 from colonnade.config.schema import Config
+from colonnade.data.curriculum import Curriculum
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks, undo
 from colonnade.train.divergence import Divergence, Rollback
@@ -39,7 +40,7 @@ def test_what_was_found_and_what_was_done_are_told(
 ) -> None:
     """The batches that are passed over are counted where the data are known, and each return has a name of its own."""
     monkeypatch.setattr(undo, "return_to_newest", lambda *_: None)
-    monkeypatch.setattr(undo, "_weighed", lambda rollback, *_: ("", 4 * rollback.skip))
+    monkeypatch.setattr(undo, "_weighed", lambda rollback, *_: ("", {"passed": 4 * rollback.skip}))
     told = Told()
     for step in (18, 19):
         returned(settings, told, Divergence(step=step, first=16, reason="has loss nan"))
@@ -64,7 +65,7 @@ def test_a_return_that_is_killed_is_written_down_before_a_checkpoint_goes(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(undo, "discard_after", killed)
-    monkeypatch.setattr(undo, "_weighed", lambda *_: ("", None))
+    monkeypatch.setattr(undo, "_weighed", lambda *_: ("", {}))
     with pytest.raises(KeyboardInterrupt):
         returned(settings, Told(), Divergence(step=22, first=22, reason="has loss nan"))
     assert [each.to for each in rollbacks.read(tmp_path / "run")] == [10]
@@ -75,7 +76,7 @@ def test_a_checkpoint_that_is_still_being_written_is_waited_for_and_counts(
     settings: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(undo, "return_to_newest", lambda *_: None)
-    monkeypatch.setattr(undo, "_weighed", lambda *_: ("", None))
+    monkeypatch.setattr(undo, "_weighed", lambda *_: ("", {}))
     saved = tmp_path / "run" / "checkpoints" / "step_00000030"
     returned(settings, Told(), Divergence(step=42, first=41, reason="has loss nan"), wait_out=lambda _: saved.mkdir())
     assert [each.to for each in rollbacks.read(tmp_path / "run")] == [30]
@@ -106,11 +107,7 @@ def test_an_earlier_return_to_the_same_step_counts_for_which_batches_are_passed_
     monkeypatch.setattr(undo, "metadata_of", lambda *_: metadata)
     monkeypatch.setattr(undo, "verify", lambda path: path)
     monkeypatch.setattr(rollbacks, "check_left", lambda *_: None)
-    # four samples a batch up to the 48th, eight behind it
-    curriculum = SimpleNamespace(
-        steps=lambda count, start: start + sum(4 if start + 4 * n < 48 else 8 for n in range(count))
-    )
-    corpus: Any = SimpleNamespace(curriculum=curriculum)
+    corpus: Any = SimpleNamespace(curriculum=Curriculum([0, 48 * 16], [16, 16], [4, 8]))
     asked, earlier = Rollback(to=10, skip=1), Rollback(to=10, skip=2, passed=8)
-    assert undo._weighed(asked, [], settings, corpus) == ("", 4)
-    assert undo._weighed(asked, [earlier], settings, corpus) == ("", 8)
+    assert undo._weighed(asked, [], settings, corpus) == ("", {"passed": 4, "batches": [[1, 4]]})
+    assert undo._weighed(asked, [earlier], settings, corpus) == ("", {"passed": 8, "batches": [[1, 8]]})

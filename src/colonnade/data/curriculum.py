@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import gcd
 
 import numpy as np
@@ -93,6 +94,13 @@ class Curriculum:
                 there = count if after is None else min(count, -((position - after.begin) // step))
                 position, count = position + there * step, count - there
         return position
+
+    def sizes(self, count: int, position: int = 0) -> list[int]:
+        """Positions of each of `count` steps from one on."""
+        ends = [position]
+        for _ in range(count):
+            ends.append(self.next(ends[-1]))
+        return [end - begin for begin, end in pairwise(ends)]
 
     def rank_positions(self, start: int, *, micro_batch_size: int, dp_rank: int, dp_size: int) -> list[range]:
         """Positions of each micro-batch of one dp rank, in the step that begins at `start`."""

@@ -28,6 +28,10 @@ class Rollback(BaseModel):
     """Positions in the data that these batches had on the course that is left, whose batch may have been changed behind
     the checkpoint. None: as many as the checkpoint's own curriculum says (of before there was this).
     """
+    batches: list[list[int]] = []
+    """How many of these batches, one behind the other, had how many positions. Empty where `passed` alone is known (of
+    before there was this).
+    """
     rate_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
     rate_until: Count = 0
     """The last step with a lowered learning rate."""
@@ -40,6 +44,15 @@ class Rollback(BaseModel):
     def behind(self, position: int, curriculum: Curriculum) -> int:
         """Where a run that has returned to a position in the data goes on."""
         return curriculum.steps(self.skip, position) if self.passed is None else position + self.passed
+
+    def sizes(self, position: int, curriculum: Curriculum) -> list[int]:
+        """Positions of each batch that it passes over, behind a position. Where they are not known the curriculum's,
+        of which the last makes up the sum.
+        """
+        if self.batches or not self.skip:
+            return [size for count, size in self.batches for _ in range(count)]
+        *sizes, _ = curriculum.sizes(self.skip, position)
+        return [*sizes, self.behind(position, curriculum) - position - sum(sizes)]
 
     def __str__(self) -> str:
         """What it changes, in words."""

@@ -7,6 +7,7 @@ goes on with it.
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from uuid import uuid4
 
@@ -142,19 +143,19 @@ def measured(
     recorded: Sequence[Rollback],
     past: Sequence[Rollback],
 ) -> Rollback:
-    """With how far the batches reach that it passes over. `curriculum`: of the course that it leaves, with all changes
-    of it; `metadata`: of the checkpoint that it returns to; `past`: the rollbacks before it, of which `recorded` stay.
-    Batches that others have passed over on that course count, with the sizes that those had.
+    """With the batches that it passes over. `curriculum`: of the course that it leaves, with all changes of it;
+    `metadata`: of the checkpoint that it returns to; `past`: the rollbacks before it, of which `recorded` stay. Batches
+    that others have passed over on that course count, with the sizes that those had.
     """
-    start = position = _position(curriculum, metadata, recorded)
-    step, skip = rollback.to, rollback.skip
+    start, step, sizes = _position(curriculum, metadata, recorded), rollback.to, list[int]()
     for each in (other for other in in_force(past) if other.to > rollback.to or other not in recorded):
-        counted = each.to - step + each.skip
-        if skip < counted:
-            break
-        position = each.behind(curriculum.steps(each.to - step, position), curriculum)
-        step, skip = each.to, skip - counted
-    return rollback.model_copy(update={"passed": curriculum.steps(skip, position) - start})
+        sizes += curriculum.sizes(each.to - step, start + sum(sizes))
+        sizes += each.sizes(start + sum(sizes), curriculum)
+        step = each.to
+    sizes += curriculum.sizes(rollback.skip - len(sizes), start + sum(sizes))
+    taken = sizes[: rollback.skip]
+    batches = [[len(list(alike)), size] for size, alike in groupby(taken)]
+    return rollback.model_copy(update={"passed": sum(taken), "batches": batches})
 
 
 def _position(curriculum: Curriculum, metadata: RunMetadata, recorded: Sequence[Rollback]) -> int:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from colonnade.checkpoint.folders import discard_after
@@ -82,16 +83,18 @@ def _decided(
     decided = decide(found, saved, past, config.divergence, folder=config.run.folder, changes=changes)
     decided = decided.model_copy(update={"id": name})
     weighed = by_rank_0(lambda: json.dumps(_weighed(decided, past, config, corpus)), mesh.world)
-    reason, passed = json.loads(weighed)
+    reason, measured = json.loads(weighed)
     if reason:
         raise stopped(found, f"It does not return to {folder_name(decided.to)}: {reason}")
-    return decided.model_copy(update={"passed": passed})
+    return decided.model_copy(update=measured)
 
 
-def _weighed(rollback: Rollback, past: Sequence[Rollback], config: Config, corpus: Corpus) -> tuple[str, int | None]:
+def _weighed(
+    rollback: Rollback, past: Sequence[Rollback], config: Config, corpus: Corpus
+) -> tuple[str, dict[str, Any]]:
     """Why the run cannot go on behind a rollback: its checkpoint is damaged, of which every byte is read, or the data
-    would end before the run; "" where nothing is against it. And how far in the data the batches reach that it passes
-    over. `config`, `corpus`: in force on the course that is left.
+    would end before the run; "" where nothing is against it. And what is measured of the batches that it passes over.
+    `config`, `corpus`: in force on the course that is left.
     """
     run = Path(config.run.folder)
     try:
@@ -101,5 +104,5 @@ def _weighed(rollback: Rollback, past: Sequence[Rollback], config: Config, corpu
         began = as_it_began(config, read_decided(run).changes)
         rollbacks.check_left(began, corpus, metadata, [*past, rollback])
     except ColonnadeError as error:
-        return str(error), None
-    return "", rollback.passed
+        return str(error), {}
+    return "", rollback.model_dump(include={"passed", "batches"})
