@@ -28,7 +28,7 @@ from colonnade.examples.formats import FORMATS
 from colonnade.examples.make import make_examples
 from colonnade.train import corpus as module
 from colonnade.train.corpus import open_corpus, step_by, tokens_of
-from colonnade.train.divergence import Rollback
+from colonnade.train.rollback import Rollback
 from tests import tiny
 from tests.commands import here
 from tests.tasks import examples, questions

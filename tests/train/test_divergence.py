@@ -12,7 +12,8 @@ from colonnade.config.schema import DivergenceConfig
 from colonnade.errors import ColonnadeError
 from colonnade.train import divergence
 from colonnade.train.change import Change
-from colonnade.train.divergence import Divergence, LossWatch, Rollback, lowered
+from colonnade.train.divergence import Divergence, LossWatch, lowered
+from colonnade.train.rollback import Rollback
 from tests.parity.runs import SERIAL, Case, configured
 
 POLICY = DivergenceConfig(then="roll_back", spike=10.0, window=20, patience=3, healthy_for=4, tries=2)

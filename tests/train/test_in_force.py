@@ -17,8 +17,8 @@ from colonnade.train import in_force, loop
 from colonnade.train.change import Change
 from colonnade.train.change_requests import Decided, read_decided
 from colonnade.train.corpus import open_corpus
-from colonnade.train.divergence import Rollback
 from colonnade.train.in_force import InForce
+from colonnade.train.rollback import Rollback
 from colonnade.train.run_folder import CHANGES, DECIDED
 from colonnade.train.state import learning_rate_of, optimizer_of
 from tests import tiny

@@ -29,10 +29,11 @@ from colonnade.report.record import read_run
 from colonnade.train import loop, rollbacks
 from colonnade.train.change import in_force
 from colonnade.train.corpus import curriculum_of, open_corpus
-from colonnade.train.divergence import Divergence, Rollback
+from colonnade.train.divergence import Divergence
 from colonnade.train.metadata import metadata_of
 from colonnade.train.monitor import set_aside
 from colonnade.train.recovery import restore
+from colonnade.train.rollback import Rollback
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import ROLLBACKS, checkpoints
 from colonnade.train.state import build_state, learning_rate_of

@@ -16,7 +16,7 @@ from colonnade.optim.adamw import AdamW
 from colonnade.optim.lamb import Lamb
 from colonnade.optim.loss_scale import LossScale
 from colonnade.train import state
-from colonnade.train.divergence import Rollback
+from colonnade.train.rollback import Rollback
 from colonnade.train.state import build_state, learning_rate_of, parallel_of, storage_of
 from tests.parity.runs import CPU, SERIAL, Case, Way, configured
 from tests.tiny import TinyCorpus, write_config

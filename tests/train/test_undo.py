@@ -12,7 +12,8 @@ from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks, undo
-from colonnade.train.divergence import Divergence, Rollback
+from colonnade.train.divergence import Divergence
+from colonnade.train.rollback import Rollback
 from tests.runs import saved_steps
 from tests.told import Told
 
