@@ -1,6 +1,8 @@
 """What ranks say of themselves before they train: hardware once, failures once, and mistakes of single ranks."""
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -62,6 +64,30 @@ def _made(rank: int, num_ranks: int, mistakes: list[str | None]) -> str:
 )
 def test_a_mistake_of_any_rank_is_raised_on_all(mistakes: list[str | None], said: list[str]) -> None:
     assert run_on_ranks(_made, 3, mistakes) == said
+
+
+def _read(rank: int, num_ranks: int, faults: list[int]) -> str:
+    def read() -> int:
+        if faults[rank]:
+            raise OSError(faults[rank], os.strerror(faults[rank]), "/data")
+        return rank
+
+    try:
+        return str(agreement.on_all_ranks(read, build_mesh(Layout(dp=num_ranks), rank).world))
+    except (ConfigError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        ([0, errno.EACCES], "ConfigError: rank 1: /data: Permission denied. Fix that, and run the command again."),
+        ([0, errno.ENOSPC], "DiskError: rank 1: /data: No space left on device. Fix that, and run the command again."),
+        ([errno.EACCES] * 2, "PermissionError: [Errno 13] Permission denied: '/data'"),
+    ],
+)
+def test_so_is_what_the_disk_refuses_it(faults: list[int], said: str) -> None:
+    assert run_on_ranks(_read, 2, faults) == [said] * 2
 
 
 def test_ranks_are_counted_in_words() -> None:

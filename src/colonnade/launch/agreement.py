@@ -21,7 +21,7 @@ from colonnade import __version__
 from colonnade.config.compare import NOT_COMPARED, meaning_at
 from colonnade.config.describe import all_keys, as_toml
 from colonnade.config.schema import Config
-from colonnade.errors import ColonnadeError, ConfigError
+from colonnade.errors import ColonnadeError, ConfigError, DiskError, mistake, name_of
 from colonnade.mesh.agreement import Properties, disagreements, gather_texts
 from colonnade.mesh.mesh import Axis
 
@@ -96,23 +96,30 @@ def agree_on_data(properties: Mapping[str, str], axis: Axis) -> None:
 
 
 def on_all_ranks(make: Callable[[], Made], axis: Axis) -> Made:
-    """What `make` gives on this rank; a user's mistake on any rank is raised on all. Every rank calls this."""
+    """What `make` gives on this rank; what is a `mistake` on any rank is raised on all, as a DiskError where a disk may
+    get over it. Every rank calls this.
+    """
     made: list[Made] = []
-    mistake: ColonnadeError | None = None
+    failure: ColonnadeError | OSError | None = None
     try:
         made.append(make())
-    except ColonnadeError as error:
-        mistake = error
-    answers = [json.loads(text) for text in gather_texts(json.dumps(None if mistake is None else str(mistake)), axis)]
+    except (ColonnadeError, OSError) as error:
+        failure = error
+    mine = None if failure is None else mistake(failure)
+    if failure is not None and mine is None:
+        raise failure  # no mistake: whoever watches over the ranks ends the others, and may start all again
+    passes = failure is not None and name_of(failure) == DiskError.__name__
+    answers = [json.loads(text) for text in gather_texts(json.dumps((mine, passes)), axis)]
     ranks: dict[str, list[int]] = {}
-    for rank, text in enumerate(answers):
+    for rank, (text, _) in enumerate(answers):
         if text is not None:
             ranks.setdefault(text, []).append(rank)
     if not ranks:
         return made[0]
-    if mistake is not None and len(ranks[str(mistake)]) == len(answers):
-        raise mistake  # everyone's: who has made it does not matter
-    raise ConfigError("\n".join(f"{ranks_in_words(which)}: {text}" for text, which in ranks.items()))
+    if failure is not None and ranks.get(str(mine)) == [*range(len(answers))]:
+        raise failure  # everyone's: who has made it does not matter
+    kind = DiskError if any(each for _, each in answers) else ConfigError
+    raise kind("\n".join(f"{ranks_in_words(which)}: {text}" for text, which in ranks.items()))
 
 
 def lines(found: Mapping[str, Mapping[str, Sequence[int]]]) -> list[str]:
