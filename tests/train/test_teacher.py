@@ -10,12 +10,13 @@ import torch
 from colonnade.errors import CheckpointError, ConfigError
 from colonnade.kernels.choice import usual
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import Mesh, paper_mesh
+from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.model.bert_labels import LabelHead, LabelInputs
 from colonnade.model.inputs import Inputs
 from colonnade.train import taught, teacher
 from colonnade.train.corpus import open_corpus
 from colonnade.train.teacher import Teacher, _check_cut, _check_layers
+from tests.distributed import run_on_ranks
 from tests.tiny import TinyCorpus, config
 
 
@@ -149,9 +150,7 @@ def test_a_teacher_is_looked_at_before_a_run_where_it_will_be_read(
     """One that has answered already is not, and one that runs beside the student always is."""
     found: list[str] = []
     monkeypatch.setattr(taught, "_checked", lambda *_: found.append("stored"))
-    monkeypatch.setattr(taught, "check_teacher", lambda *_: found.append("teacher"))
-    for name in ("origin_at", "teacher_model"):
-        monkeypatch.setattr(taught, name, lambda *_: None)
+    monkeypatch.setattr(taught, "teacher_together", lambda *_: found.append("teacher"))
     chosen = SimpleNamespace(teacher="teacher", top_k=top_k, store=str(tmp_path))
     if is_stored:
         (tmp_path / taught.ABOUT).write_text("{}")
@@ -162,3 +161,31 @@ def test_a_teacher_is_looked_at_before_a_run_where_it_will_be_read(
     chosen.teacher = None
     taught.check(settings, nobody, Mesh())
     assert found == asked
+
+
+def test_all_ranks_end_where_one_cannot_read_the_teacher(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a dry run too, which would say otherwise that the run begins."""
+    settings = config(corpus, tmp_path, "distillation.teacher=teacher")
+    monkeypatch.setattr(teacher, "teacher_model", lambda path: settings.model)
+    monkeypatch.setattr(teacher, "check_teacher", lambda *_: None)
+
+    def told(rank: int, num_ranks: int) -> list[str]:
+        def origin_at(path: Path, named_by: str) -> None:
+            if rank:
+                raise CheckpointError("teacher is away")
+
+        teacher.__dict__["origin_at"] = origin_at
+        mesh, data = build_mesh(Layout(dp=2), rank), open_corpus(settings)
+        said: list[str] = []
+        for reads in (
+            lambda: taught.check(settings, data, mesh),
+            lambda: teacher.open_teacher(settings, mesh, data, torch.device("cpu"), usual()),
+        ):
+            with pytest.raises(ConfigError) as raised:
+                reads()
+            said.append(str(raised.value))
+        return said
+
+    assert run_on_ranks(told, 2) == [["rank 1: teacher is away"] * 2] * 2

@@ -49,9 +49,8 @@ from colonnade.train.state import TrainState
 from colonnade.train.teacher import (
     NAMED_BY,
     Teacher,
-    check_teacher,
     open_teacher,
-    teacher_model,
+    teacher_together,
     with_soft_targets,
 )
 
@@ -92,14 +91,13 @@ def check(config: Config, corpus: Corpus, mesh: Mesh) -> None:
     """Raises what `attach` does of a teacher, as far as that is known before the run's state is made. Reads all of a
     published teacher where something is stored to hold it against. Every rank calls this.
     """
-    path = config.distillation.teacher
-    if path is None:
+    if config.distillation.teacher is None:
         return
     is_stored = bool(gather_texts("yes" if (store_of(config) / ABOUT).exists() else "", mesh.world)[0])
     if is_stored:
         _checked(config, corpus, mesh)
     if config.distillation.top_k is None or not is_stored:
-        check_teacher(origin_at(Path(path), NAMED_BY), teacher_model(Path(path)), config, corpus)
+        teacher_together(config, corpus, mesh)
 
 
 def _checked(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from colonnade.errors import CheckpointError, ConfigError
 from colonnade.huggingface.folder import is_published, open_published
 from colonnade.huggingface.peft import is_peft
 from colonnade.kernels.choice import Products
+from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.bert_labels import LabelHead, LabelInputs, SoftLabels
 from colonnade.model.inputs import Inputs
@@ -115,14 +116,25 @@ def teacher_model(path: Path) -> ModelConfig:
     raise ConfigError(no_weights(path, NAMED_BY))
 
 
+def teacher_together(config: Config, corpus: Corpus, mesh: Mesh) -> tuple[Origin, ModelConfig]:
+    """What distillation.teacher names; its weights are not read. ConfigError and CheckpointError, on all ranks, where
+    it cannot teach this run. Every rank calls this.
+    """
+    assert config.distillation.teacher is not None, "there is a teacher"
+    path = Path(config.distillation.teacher)
+
+    def found() -> tuple[Origin, ModelConfig]:
+        origin, model = origin_at(path, NAMED_BY), teacher_model(path)
+        check_teacher(origin, model, config, corpus)
+        return origin, model
+
+    return on_all_ranks(found, mesh.world)
+
+
 def open_teacher(config: Config, mesh: Mesh, corpus: Corpus, device: torch.device, products: Products) -> Teacher:
     """Read the teacher's part of this rank. ConfigError where it cannot teach this run; every rank calls this."""
     chosen = config.distillation
-    assert chosen.teacher is not None, "there is a teacher"
-    path = Path(chosen.teacher)
-    model = teacher_model(path)
-    origin = origin_at(path, NAMED_BY)
-    check_teacher(origin, model, config, corpus)
+    origin, model = teacher_together(config, corpus, mesh)
     architecture = architecture_of(model, corpus.vocab_size)
     every = chunks(architecture, ParallelConfig(pp=mesh.pp.size))
     units = every[mesh.pp.rank]
