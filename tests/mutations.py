@@ -6054,8 +6054,8 @@ MUTATIONS = [
     Mutation(
         "a run that was killed before its first save draws no weights",
         "train/newest.py",
-        "return newest(checkpoints(Path(config.run.folder))) is None",
-        "return not checkpoints(Path(config.run.folder)).is_dir()",
+        "newest(checkpoints(Path(config.run.folder))) is None",
+        "not checkpoints(Path(config.run.folder)).is_dir()",
         ("tests/train/test_start.py",),
     ),
     Mutation(
@@ -10081,8 +10081,8 @@ MUTATIONS = [
     Mutation(
         "a run that was given weights and has begun begins from them again",
         "train/loop.py",
-        "origin = init_from.opened(config, corpus, begins=drawn) if drawn or has_base else None",
-        "origin = init_from.opened(config, corpus, begins=drawn)",
+        "origin = init_from.opened(config, corpus, mesh.world, begins=drawn) if drawn or has_base else None",
+        "origin = init_from.opened(config, corpus, mesh.world, begins=drawn)",
         ("tests/train/test_init_from.py",),
     ),
     Mutation(
@@ -10784,6 +10784,13 @@ MUTATIONS = [
         " or (beside and _scale(origin) != config.lora.scale):",
         ":",
         ("tests/train/test_lora.py",),
+    ),
+    Mutation(
+        "a run begins on those of its ranks alone that see no checkpoint",
+        "train/newest.py",
+        'return bool(all_reduce(torch.tensor(int(mine)), world, "max"))',
+        "return mine",
+        ("tests/train/test_newest.py",),
     ),
 ]
 

@@ -19,14 +19,17 @@ from colonnade.config.compare import model_metadata
 from colonnade.config.load import load
 from colonnade.config.model import RotaryConfig
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import CheckpointError, ColonnadeError
-from colonnade.mesh.mesh import Mesh
+from colonnade.errors import CheckpointError, ColonnadeError, ConfigError
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import init_from
+from colonnade.train.corpus import open_corpus
 from colonnade.train.init_from import Origin, based_on, begin_from, check_common_tokens, origin_at
 from colonnade.train.metadata import PublishedMetadata
 from colonnade.train.state import build_state
 from colonnade.train.teacher import teacher_model
 from tests.commands import after_banner, forked, here
+from tests.distributed import run_on_ranks
 from tests.runs import Finished, events, metrics, whole_tensors
 from tests.tasks import examples
 from tests.tiny import VOCAB_SIZE, TinyCorpus, write_config
@@ -386,3 +389,17 @@ def test_a_classifier_is_taken_where_its_numbers_mean_the_runs_labels(
     found = init_from._without_other_answers(origin, config, corpus)
     assert found.unused == (set() if is_taken else {"head.classifier.weight"})
     assert found.shapes.keys() == shapes.keys() - found.unused
+
+
+def test_all_ranks_end_where_one_cannot_read_what_the_run_begins_from(config: Path, finished: Finished) -> None:
+    settings = load(config, [f"train.init_from={finished.folder}"])
+
+    def told(rank: int, num_ranks: int) -> str:
+        if rank:
+            settings.train.__dict__["init_from"] = str(finished.folder / "nowhere")
+        with pytest.raises(ConfigError) as raised:
+            init_from.opened(settings, open_corpus(settings), build_mesh(Layout(dp=2), rank).world, begins=True)
+        return str(raised.value)
+
+    first, second = run_on_ranks(told, 2)
+    assert first == second and first.startswith(f"rank 1: train.init_from = '{finished.folder / 'nowhere'}' is no chec")

@@ -76,7 +76,7 @@ def beside(base: Path, run: Path, *more: str) -> tuple[TrainState, Config, Corpu
     settings = load(run / "config.toml", [f"train.init_from={base}", f"run.folder={run}", *more])
     corpus = open_corpus(settings)
     state = build_state(settings, Mesh(), corpus.vocab_size, torch.device("cpu"), draw=False)
-    origin = init_from.opened(settings, corpus, begins=False)
+    origin = init_from.opened(settings, corpus, Mesh().world, begins=False)
     assert origin is not None
     state.base = init_from.based_on(origin, state, Mesh().world)
     recovery.restore(state, settings, corpus)

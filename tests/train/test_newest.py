@@ -1,6 +1,7 @@
 """Which checkpoint of a run is its newest, and what is said of one whose checkpoints are gone."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import pytest
 from colonnade.config.load import load
 from colonnade.errors import CheckpointError
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import build_mesh
+from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.train import newest as train_newest
 from colonnade.train.newest import begins, checkpoint_at, find, is_saved
+from tests.commands import start
 from tests.distributed import run_on_ranks
 from tests.runs import Finished
 
@@ -19,9 +22,9 @@ def test_a_checkpoint_is_named_by_itself_by_its_run_and_by_the_folder_of_all(
 ) -> None:
     for path in (finished.newest, finished.folder, finished.folder / "checkpoints"):
         assert checkpoint_at(path) == finished.newest
-    assert find(finished.folder) == finished.newest and not begins(load(finished.config))
+    assert find(finished.folder) == finished.newest and not begins(load(finished.config), Mesh().world)
     assert checkpoint_at(tmp_path) is checkpoint_at(tmp_path / "nowhere") is find(tmp_path) is None
-    assert begins(load(finished.config, [f"run.folder={tmp_path}"]))
+    assert begins(load(finished.config, [f"run.folder={tmp_path}"]), Mesh().world)
 
 
 def test_whether_a_step_is_saved_is_told_by_rank_0s_folder(finished: Finished, tmp_path: Path) -> None:
@@ -33,6 +36,33 @@ def test_whether_a_step_is_saved_is_told_by_rank_0s_folder(finished: Finished, t
         return [is_saved(elsewhere if rank else config, step, world) for step in (6, 7)]
 
     assert run_on_ranks(told, 2) == [[True, False]] * 2
+
+
+def test_a_run_begins_on_all_ranks_or_on_none(finished: Finished, tmp_path: Path) -> None:
+    """Else what they compute before its first step has others than those that wait for it. One that sees no checkpoint
+    is told when all of them look for the newest.
+    """
+    config = load(finished.config)
+    elsewhere = load(finished.config, [f"run.folder={tmp_path}"])
+
+    def told(rank: int, num_ranks: int) -> list[bool]:
+        world = build_mesh(Layout(dp=2), rank).world
+        return [begins(elsewhere if rank in blind else config, world) for blind in ((), (1,), (0, 1))]
+
+    assert run_on_ranks(told, 2) == [[False, True, True]] * 2
+
+
+@pytest.mark.slow
+def test_ranks_of_which_one_sees_no_checkpoint_all_say_so(config: Path, finished: Finished, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished.folder, tmp_path / "copy"))
+
+    def blind(rank: int) -> None:
+        if rank == 1:
+            train_newest.__dict__.update(newest=lambda folder: None, _last_saved=lambda path: None)
+
+    ranks = start("train", config, f"run.folder={run}", "parallel.dp=2", num_ranks=2, first=blind)
+    for answer in ranks.answers():
+        assert answer.status == 2 and "The ranks see different checkpoints:" in answer.err, answer
 
 
 def test_checkpoints_that_are_gone_are_told_by_the_last_that_was_saved(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from colonnade.errors import CheckpointError
 from colonnade.huggingface.cache import not_the_snapshot
 from colonnade.huggingface.folder import Published, is_published, open_published
 from colonnade.huggingface.peft import is_peft
+from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.mesh import Axis
 from colonnade.train.base import Base, content_together
 from colonnade.train.corpus import Corpus
@@ -75,13 +76,16 @@ class Origin:
         return {name for name, weight in stated.items() if self.shapes.get(name, ()) < weight.shape}
 
 
-def opened(config: Config, corpus: Corpus, *, begins: bool) -> Origin | None:
+def opened(config: Config, corpus: Corpus, ranks: Axis, *, begins: bool) -> Origin | None:
     """What train.init_from names, held against the run; None where it is unset. CheckpointError says what differs.
-    `begins`: whether the run takes all of it, and not the base alone that it goes on beside.
+    `begins`: whether the run takes all of it, and not the base alone that it goes on beside. Every rank calls this.
     """
-    if config.train.init_from is None:
-        return None
-    origin = origin_at(Path(config.train.init_from))
+    path = config.train.init_from
+    return None if path is None else on_all_ranks(lambda: _opened(Path(path), config, corpus, begins), ranks)
+
+
+def _opened(path: Path, config: Config, corpus: Corpus, begins: bool) -> Origin:
+    origin = origin_at(path)
     _check_model(origin, config, corpus)
     if begins:
         _check_adapters(origin, config, corpus)

@@ -126,12 +126,12 @@ def main(
             if not dry_run:
                 damaged.look(config, mesh.world, monitor)
             decision = settle(config, corpus.vocab_size, mesh.world, device)
-            drawn, products = begins(config), decision.products
+            drawn, products = begins(config, mesh.world), decision.products
             if drawn:
                 check_evaluations(config, corpus.datasets)
                 check_scored(config, corpus, mesh.world)
             has_base = config.lora.rank > 0 and config.train.init_from is not None
-            origin = init_from.opened(config, corpus, begins=drawn) if drawn or has_base else None
+            origin = init_from.opened(config, corpus, mesh.world, begins=drawn) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
                 run_folder.occupy(config)
             course = course_of(config, corpus, mesh.world)

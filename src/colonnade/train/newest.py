@@ -9,6 +9,7 @@ from colonnade.checkpoint.manifest import newest
 from colonnade.checkpoint.names import MANIFEST, checkpoints_in
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
+from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.train.lines import object_in
@@ -28,9 +29,12 @@ def checkpoint_at(path: Path) -> Path | None:
     return next((found for folder in folders if (found := newest(folder)) is not None), None)
 
 
-def begins(config: Config) -> bool:
-    """Whether the run has no checkpoint to go on from, as far as this rank sees: then it needs initial weights."""
-    return newest(checkpoints(Path(config.run.folder))) is None
+def begins(config: Config, world: Axis) -> bool:
+    """Whether the run has no checkpoint to go on from, as far as any rank sees: then it needs initial weights. The same
+    on all ranks; every rank calls this.
+    """
+    mine = on_all_ranks(lambda: newest(checkpoints(Path(config.run.folder))) is None, world)
+    return bool(all_reduce(torch.tensor(int(mine)), world, "max"))
 
 
 def is_saved(config: Config, step: int, world: Axis) -> bool:
