@@ -10767,7 +10767,7 @@ MUTATIONS = [
     Mutation(
         "a checkpoint on a disk that is away is set aside as damaged",
         "train/damaged.py",
-        "        verify(before)\n",
+        "                verify(before)\n",
         "",
         ("tests/train/test_damaged.py",),
     ),
@@ -10791,6 +10791,20 @@ MUTATIONS = [
         'return bool(all_reduce(torch.tensor(int(mine)), world, "max"))',
         "return mine",
         ("tests/train/test_newest.py",),
+    ),
+    Mutation(
+        "a disk that is away for minutes has bad sectors",
+        "train/damaged.py",
+        "tries.failing_for >= BAD",
+        "True",
+        ("tests/train/test_damaged.py",),
+    ),
+    Mutation(
+        "a storage that comes and goes has one checkpoint after another set aside",
+        "train/damaged.py",
+        "            self._may_be_bad = False\n",
+        "",
+        ("tests/train/test_damaged.py",),
     ),
 ]
 

@@ -8,7 +8,7 @@
     ├── CheckpointError       checkpoints that are missing, foreign or newer
     │   ├── CopiesError       state that several ranks hold alike, and that differs: not saved
     │   ├── DamagedError      … whose bytes are not those that were written
-    │   └── UnreadableError   … that the disk refuses with an input/output error
+    │   └── UnreadableError   … that the disk refuses, or that is on a storage that is away
     ├── LockError             a folder in which another process is working
     └── MemoryShortError      a run that does not fit into the memory that is there
 
@@ -40,9 +40,17 @@ REFUSED_BY_THE_DISK = frozenset(
 circles, and files where folders should be, or folders where files should.
 """
 
-PASSING = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN}
+AWAY = frozenset(
+    {
+        *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENODEV, errno.ENXIO),
+        *(errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+    }
 )
+"""What a disk or a network file system says that is away, and may be back in a while. An input/output error (EIO) may
+be a bad sector as well, which stays.
+"""
+
+PASSING = AWAY | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 """What a disk may get over."""
 
 
@@ -156,7 +164,7 @@ class DamagedError(CheckpointError):
 
 
 class UnreadableError(CheckpointError):
-    """A checkpoint that the disk refuses with an input/output error: sectors of it are bad, or the disk is away."""
+    """A checkpoint that the disk refuses as `AWAY` says: sectors of it are bad, or the disk or its network is away."""
 
 
 class LockError(ColonnadeError):

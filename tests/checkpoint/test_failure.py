@@ -1,5 +1,6 @@
 """One failure for all ranks: of several the one that says what to do."""
 
+import errno
 import traceback
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
 from colonnade.checkpoint.failure import same_on_all_ranks
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, UnreadableError
 
 
 def raised(**failures: BaseException) -> BaseException:
@@ -28,8 +29,14 @@ def test_what_says_what_to_do_comes_first() -> None:
 
 def test_what_a_disk_refuses_is_told_with_its_rank() -> None:
     error = raised(rank2=PermissionError(13, "Permission denied", "/x"), rank5=ValueError("bug"))
-    assert isinstance(error, CheckpointError)
+    assert type(error) is CheckpointError
     assert str(error).startswith("Rank 2 could not read or write the checkpoint: [Errno 13] Permission denied: '/x'.")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+def test_of_a_disk_that_is_away_it_is_said_so_that_it_can_be_read_again(number: int) -> None:
+    error = raised(rank1=OSError(number, "away", "/x"))
+    assert type(error) is UnreadableError and str(error).startswith("Rank 1 could not read or write the checkpoint: ")
 
 
 def test_a_bug_keeps_its_kind_and_where_it_was() -> None:

@@ -5,6 +5,8 @@ import math
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +19,15 @@ from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, DamagedError
-from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import damaged, recovery
 from colonnade.train.corpus import open_corpus
-from colonnade.train.state import build_state
+from colonnade.train.save_retries import SaveRetries
+from colonnade.train.state import TrainState, build_state
 from colonnade.train.undo import return_to_newest
 from tests.commands import forked
+from tests.distributed import run_on_ranks
 from tests.runs import Finished, assert_same, events, snapshot
 from tests.told import Told
 
@@ -73,11 +78,9 @@ def test_so_does_a_run_that_returns_to_it(finished: Finished, config: Path, tmp_
     run, told = copy(finished, tmp_path), Told()
     before, newest = list(checkpoints_in(run / "checkpoints").values())[-2:]
     flip(newest)
+    state = returned(run, config, told)
     settings = load(config, [f"run.folder={run}"])
     corpus = open_corpus(settings)
-    state = build_state(settings, Mesh(), corpus.vocab_size, torch.device("cpu"))
-    monitor: Any = SimpleNamespace(event=told.event, say=told.say, go_back=lambda step: told.say(f"to {step}"))
-    return_to_newest(state, settings, corpus, monitor)
     ((kind, details),) = told.events
     assert (kind, details["checkpoint"], details["to"]) == ("damaged checkpoint", newest.name, before.name)
     assert state.step == 4 and told.said[-1] == "to 4" and not newest.exists()
@@ -87,42 +90,137 @@ def test_so_does_a_run_that_returns_to_it(finished: Finished, config: Path, tmp_
         assert torch.equal(ours.master, theirs.master), ours.name
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which passes where a run waits."""
+    time = [0.0]
+
+    def sleep(seconds: float) -> None:
+        time[0] += seconds
+
+    monkeypatch.setattr(damaged, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(damaged, "SaveRetries", partial(SaveRetries, clock=lambda: time[0]))
+    return time
+
+
+def returned(run: Path, config: Path, told: Told, *more: str) -> TrainState:
+    """The state of a run that returns to its newest checkpoint."""
+    settings = load(config, [f"run.folder={run}", *more])
+    corpus = open_corpus(settings)
+    state = build_state(settings, Mesh(), corpus.vocab_size, torch.device("cpu"))
+    monitor: Any = SimpleNamespace(event=told.event, say=told.say, go_back=lambda step: told.say(f"to {step}"))
+    return_to_newest(state, settings, corpus, monitor)
+    return state
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, error: int, is_refused: Callable[[Path], bool]) -> None:
+    """Have the disk refuse files of these checkpoints."""
+    hashed = manifest.hash_file
+
+    def read(path: Path) -> str:
+        if is_refused(path.parent):
+            raise OSError(error, os.strerror(error))
+        return hashed(path)
+
+    monkeypatch.setattr(manifest, "hash_file", read)
+
+
 @pytest.mark.parametrize(
-    ("refused", "times", "falls_back"),
-    [((6,), 9, True), ((4, 6), 9, False), ((6,), 1, False)],
-    ids=["its sectors are bad", "the disk is away", "the disk was away"],
+    ("refused", "error", "until", "step"),
+    [
+        ((6,), errno.EIO, math.inf, 4),
+        ((6,), errno.EIO, 290.0, 6),
+        ((4, 6), errno.EIO, 3500.0, 6),
+        ((4, 6), errno.EIO, math.inf, None),
+        ((6,), errno.ESTALE, 3500.0, 6),
+        ((6,), errno.ESTALE, math.inf, None),
+    ],
+    ids=["bad sectors", "a disk for minutes", "a disk for an hour", "a disk", "a mount for an hour", "a mount"],
 )
-def test_what_the_disk_refuses_is_damaged_where_it_gives_all_of_the_one_before(
+def test_what_the_disk_refuses_is_read_again_and_is_damaged_where_it_gives_all_of_the_one_before(
     refused: tuple[int, ...],
-    times: int,
-    falls_back: bool,
+    error: int,
+    until: float,
+    step: int | None,
     finished: Finished,
     config: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    now: list[float],
 ) -> None:
-    run, told, tries = copy(finished, tmp_path), Told(), list[Path]()
-    hashed, folders = manifest.hash_file, checkpoints_in(run / "checkpoints")
-
-    def read(path: Path) -> str:
-        if path.parent in [folders[step] for step in refused] and len(tries) < times:
-            tries.append(path)
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return hashed(path)
-
-    monkeypatch.setattr(manifest, "hash_file", read)
-    settings = load(config, [f"run.folder={run}"])
-    corpus = open_corpus(settings)
-    state = build_state(settings, Mesh(), corpus.vocab_size, torch.device("cpu"))
-    monitor: Any = SimpleNamespace(event=told.event, say=told.say, go_back=lambda step: told.say(f"to {step}"))
-    if falls_back:
-        return_to_newest(state, settings, corpus, monitor)
-        assert state.step == 4 and told.said[0].startswith(f"{folders[6]} cannot be read (Input/output error), again")
-        assert folders[6].with_name(f"damaged_{folders[6].name}").is_dir()
+    run, told = copy(finished, tmp_path), Told()
+    folders = checkpoints_in(run / "checkpoints")
+    refuse(monkeypatch, error, lambda path: now[0] < until and path in [folders[each] for each in refused])
+    if step is None:
+        with pytest.raises(CheckpointError, match=rf"{os.strerror(error)}\. Fix that"):
+            returned(run, config, told)
+        assert now[0] > 3600.0
     else:
-        with pytest.raises(CheckpointError, match=r"Input/output error\. Fix that"):
-            return_to_newest(state, settings, corpus, monitor)
-        assert checkpoints_in(run / "checkpoints") == folders and not told.said
+        assert returned(run, config, told).step == step and told.said[-1] == f"to {step}"
+    assert "It is read again in 10 s." in told.said[0] and told.of("read failed")[0]["tries"] == 1
+    aside = folders[6].with_name(f"damaged_{folders[6].name}")
+    assert aside.is_dir() == (step == 4) == bool(told.of("damaged checkpoint"))
+    if step == 4:
+        assert 300.0 <= now[0] < 600.0 and f"{folders[6]} cannot be read (Input/output error), again" in told.said[-2]
+    else:
+        assert checkpoints_in(run / "checkpoints") == folders
+
+
+def test_where_retries_are_not_wanted_it_is_read_once_more(
+    finished: Finished, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[float]
+) -> None:
+    run = copy(finished, tmp_path)
+    newest = checkpoints_in(run / "checkpoints")[6]
+    refuse(monkeypatch, errno.EIO, lambda path: path == newest)
+    assert returned(run, config, Told(), "checkpoint.retry_for=0").step == 4 and now == [0.0]
+
+
+def test_a_storage_that_comes_and_goes_costs_one_checkpoint_at_most(
+    finished: Finished, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[float]
+) -> None:
+    """Whichever is the newest is refused."""
+    run, told = copy(finished, tmp_path), Told()
+    folder = run / "checkpoints"
+    oldest = shutil.copytree(folder / "step_00000004", folder / "step_00000002")
+    whole = manifest.read_manifest(folder / "step_00000004")
+    earlier = replace(whole, step=2, metadata={**whole.metadata, "step": 2})
+    (oldest / "manifest.json").write_text(manifest.to_json(earlier))
+    refuse(monkeypatch, errno.EIO, lambda path: path == list(checkpoints_in(folder).values())[-1])
+    with pytest.raises(CheckpointError, match=r"Input/output error\. Fix that"):
+        returned(run, config, told)
+    assert now[0] > 3600.0 and list(checkpoints_in(folder)) == [2, 4] and len(told.of("damaged checkpoint")) == 1
+
+
+def test_a_manifest_that_the_disk_refuses_is_read_again_and_then_damaged(
+    finished: Finished, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: list[float]
+) -> None:
+    run, told = copy(finished, tmp_path), Told()
+    newest, read_plain = checkpoints_in(run / "checkpoints")[6], manifest.read_plain
+
+    def read(path: Path, limit: int) -> bytes:
+        if path.parent == newest:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read_plain(path, limit)
+
+    monkeypatch.setattr(manifest, "read_plain", read)
+    damaged.look(load(config, [f"run.folder={run}"]), Mesh().world, told)  # type: ignore[arg-type]
+    assert list(checkpoints_in(run / "checkpoints")) == [4] and now[0] >= 300.0
+    assert told.of("damaged checkpoint")[0]["checkpoint"] == newest.name
+
+
+def test_a_folder_that_cannot_be_looked_into_is_waited_for_and_refused_in_one_message(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch, now: list[float]
+) -> None:
+    told = Told()
+
+    def away(folder: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+
+    for module in (damaged, manifest):
+        monkeypatch.setattr(module, "checkpoints_in", away)
+    with pytest.raises(CheckpointError, match=r"Input/output error: .* Mend the disk or its mount\."):
+        damaged.look(load(finished.config), Mesh().world, told)  # type: ignore[arg-type]
+    assert now[0] > 3600.0 and not told.of("damaged checkpoint")
 
 
 @pytest.mark.parametrize("key", ["restarts.damaged=refuse", "restarts.limit=0"])
@@ -173,7 +271,7 @@ def test_of_what_was_read_before_it_proved_to_be_damaged_no_moment_stays(
 
     monkeypatch.setattr(recovery, "load_found", load_found)
     monkeypatch.setattr(recovery, "shards_of", lambda *_, **__: [])
-    monkeypatch.setattr(damaged, "_set_aside", lambda *_: True)
+    monkeypatch.setattr(damaged, "_replaced", lambda *_: True)
     corpus: Any = SimpleNamespace(vocab_size=8)
     assert damaged.restored(state, load(config), corpus, Told()) is None  # type: ignore[arg-type]
     assert read == [[0.0] * 3] * 2
@@ -190,7 +288,31 @@ def test_what_keeps_it_from_being_set_aside_is_raised(monkeypatch: pytest.Monkey
         damaged.by_rank_0(work, Mesh().world)
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), CheckpointError("of a newer version")])
+def test_all_ranks_wait_where_one_cannot_look(finished: Finished, now: list[float]) -> None:
+    """And what another rank sees of damage is nothing to rank 0, which may see another disk."""
+    config, newest = load(finished.config), damaged.newest
+
+    def told(rank: int, num_ranks: int, error: Exception, times: int) -> list[str]:
+        left = [times if rank else 0]
+
+        def fails(folder: Path) -> Path | None:
+            left[0] -= 1
+            if left[0] >= 0:
+                raise error
+            return newest(folder)
+
+        told = Told()
+        damaged.__dict__.update(newest=fails, TICK=0.01)
+        damaged.look(config, build_mesh(Layout(dp=2), rank).world, told)  # type: ignore[arg-type]
+        return [line.splitlines()[0] for line in told.said] if rank == 0 else []
+
+    away = OSError(errno.EIO, "Input/output error")
+    said = f"Rank 1 cannot read the newest checkpoint: {away}. Mend the disk or its mount."
+    assert run_on_ranks(told, 2, away, 2) == [[said] * 2, []]
+    assert run_on_ranks(told, 2, DamagedError("mine"), 9) == [[], []]
+
+
+@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "mine"), CheckpointError("of a newer version")])
 def test_what_rank_0_alone_cannot_look_at_is_raised_where_all_read_it(
     error: Exception, finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +324,7 @@ def test_what_rank_0_alone_cannot_look_at_is_raised_where_all_read_it(
         raise error
 
     monkeypatch.setattr(damaged, "newest", fails)
-    monkeypatch.setattr(damaged, "_set_aside", lambda *_: pytest.fail("nothing is known to be damaged"))
+    monkeypatch.setattr(damaged, "_replaced", lambda *_: pytest.fail("nothing is known to be damaged"))
     damaged.look(load(finished.config), Mesh().world, SimpleNamespace())  # type: ignore[arg-type]
     assert asked == [finished.folder / "checkpoints"], "once, and no exception on this rank alone"
 

@@ -83,7 +83,7 @@ def test_a_checkpoint_that_is_still_being_written_is_waited_for_and_counts(
     assert [each.to for each in rollbacks.read(tmp_path / "run")] == [30]
 
 
-def test_nothing_is_left_of_the_steps_that_are_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_of_the_steps_that_are_undone(settings: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients that are under way are waited for, and the log goes on behind the step that was read."""
     done: list[object] = []
     owned = SimpleNamespace(settle=lambda: done.append("settled"), mesh=Mesh())
@@ -96,7 +96,7 @@ def test_nothing_is_left_of_the_steps_that_are_undone(monkeypatch: pytest.Monkey
     monkeypatch.setattr(recovery, "restore", restore)
     monitor: Any = SimpleNamespace(go_back=done.append)
     nobody: Any = None
-    undo.return_to_newest(state, nobody, nobody, monitor)
+    undo.return_to_newest(state, settings, nobody, monitor)
     assert done == ["settled", "restored", 10]
 
 

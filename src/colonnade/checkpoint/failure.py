@@ -1,6 +1,5 @@
 """One failure for all ranks: what `torch.distributed.checkpoint` gathers from them, in one message."""
 
-import errno
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from colonnade.errors import CheckpointError, UnreadableError
+from colonnade.errors import AWAY, CheckpointError, UnreadableError
 
 
 @contextmanager
@@ -26,7 +25,7 @@ def same_on_all_ranks() -> Iterator[None]:
         return
     rank, error, trace = min(failures, key=lambda failure: not isinstance(failure[1], CheckpointError))
     if isinstance(error, OSError):
-        kind = UnreadableError if error.errno == errno.EIO else CheckpointError
+        kind = UnreadableError if error.errno in AWAY else CheckpointError
         raise kind(
             f"Rank {rank} could not read or write the checkpoint: {error}. Fix that (permissions, disk, mount), and "
             f"start again."

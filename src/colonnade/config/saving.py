@@ -38,7 +38,8 @@ class CheckpointConfig(Section):
     stop ends the run. At most restarts.limit times from one checkpoint."""
     retry_for: Annotated[NotNegative, WHILE_RUNNING] = 3600.0
     """[seconds] A save that fails (a full disk, an error of the file system) is said and tried again; it ends the run
-    if saves have failed for longer than this. 0: the first failure ends the run."""
+    if saves have failed for longer than this. So it is with a newest checkpoint that the disk refuses. 0: the first
+    failure ends the run."""
     upload_to: Text | None = None
     """URL of a folder in an object storage (`s3://bucket/runs/books`, `file:///mnt/…`, whatever fsspec opens). Each
     checkpoint is uploaded there beside training, and a run whose folder has none, or older ones, goes on from there.

@@ -2,15 +2,20 @@
 and those in checkpoint.upload_to; said, and an event.
 
     look        before anything reads it: what its manifest and the sizes of its files show
-    restored    while it is read, at a start or by a run that returns to it: what the hashes of its bytes show, and
-                what the disk refuses (an input/output error), now and once more, while it gives all of the checkpoint
-                before it: a disk or a network that is away is no damage
+    restored    while it is read, at a start or by a run that returns to it: what the hashes of its bytes show
 
-Rank 0 alone looks, fetches and renames. Where there is no other checkpoint nothing is touched, and the run is refused.
+One that the disk refuses (`errors.AWAY`) is read again, for as long as a save that fails: a disk or a network that is
+away is no damage. Where it has an input/output error after `BAD` seconds too, and all of the checkpoint before it can
+be read, sectors of it are bad. A storage of which a part alone is away for longer looks the same, and costs one
+checkpoint: a second one is not set aside for that.
+
+Rank 0 alone judges, fetches and renames. Where there is no other checkpoint nothing is touched, and the run is refused.
 """
 
 import errno
+import json
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -20,7 +25,7 @@ from colonnade.checkpoint.folders import set_aside_damaged
 from colonnade.checkpoint.manifest import newest, verify
 from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.schema import Config
-from colonnade.errors import CheckpointError, ColonnadeError, DamagedError, UnreadableError
+from colonnade.errors import AWAY, CheckpointError, ColonnadeError, DamagedError, UnreadableError
 from colonnade.launch.process import BACKGROUND
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
@@ -30,71 +35,116 @@ from colonnade.train.fetched import fetch_for_damaged
 from colonnade.train.metadata import RunMetadata
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import checkpoints
+from colonnade.train.save_retries import SaveRetries
 from colonnade.train.state import TrainState
 
-EVENT = "damaged checkpoint"
+EVENT, REFUSED = "damaged checkpoint", "read failed"
 TICK = 5.0  # seconds
-SOUND = "sound"
-"""Said of a checkpoint with which nothing is wrong that stays so."""
+BAD = 300.0  # seconds that a disk refuses what is bad sectors: a storage that fails over is mostly back by then
+AGAIN, OVER = "again", "over"
 
 
 def look(config: Config, world: Axis, monitor: Monitor) -> None:
-    """Set aside newest checkpoints that cannot be whole; every rank calls this. What stays is for others to refuse."""
-    while True:
-        found = _damage(config) if world.rank == 0 else ""
-        if not gather_texts(found, world)[0] or not _set_aside(config, world, monitor, found):
-            return
+    """Set aside newest checkpoints that cannot be whole, and wait for a disk that is away; every rank calls this.
+    CheckpointError, on all of them, where that does not help.
+    """
+    otherwise = _Otherwise(config, world, monitor)
+    while (error := _fault(config, world)) is not None:
+        if not otherwise(error):
+            raise error
 
 
 def restored(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) -> tuple[Path, RunMetadata] | None:
     """As `recovery.restore`, from another checkpoint where the newest is damaged."""
-    world = state.ownership.mesh.world
+    otherwise = _Otherwise(config, state.ownership.mesh.world, monitor)
     while True:
         try:
             return recovery.restore(state, config, corpus)
         except (DamagedError, UnreadableError) as error:
-            why = str(error) if isinstance(error, DamagedError) else by_rank_0(lambda: _refused(config), world)
-            if why == SOUND or not _set_aside(config, world, monitor, why):
+            if not otherwise(error):
                 raise
 
 
-def _refused(config: Config) -> str:
-    """On rank 0: that the disk refuses the newest checkpoint once more, and gives all of the one before; or `SOUND`."""
-    *_, before, last = [None, None, *checkpoints_in(checkpoints(Path(config.run.folder))).values()]
-    if before is None or last is None or not _falls_back(config):
-        return SOUND
-    with suppress(ColonnadeError, OSError):
-        verify(before)
-        try:
-            verify(last)
-        except OSError as error:
-            if error.errno == errno.EIO:
-                return f"{last} cannot be read ({error.strerror}), again, and all of {before.name} can."
-    return SOUND
+def _fault(config: Config, world: Axis) -> CheckpointError | None:
+    """Why the newest checkpoint cannot be read, on any rank; or what rank 0 sees of damage. The same on all ranks."""
+    seen = [json.loads(text) for text in gather_texts(json.dumps(_seen(config, world.rank)), world)]
+    kind, text = next((each for each in seen if each[0] == "unreadable"), seen[0])
+    return {"damaged": DamagedError, "unreadable": UnreadableError}[kind](text) if kind else None
 
 
-def _damage(config: Config) -> str:
-    """What is wrong with the newest checkpoint, as far as it is seen without reading it."""
+def _seen(config: Config, rank: int) -> tuple[str, str]:
+    """Without reading its tensors."""
     try:
         newest(checkpoints(Path(config.run.folder)))
     except DamagedError as error:
-        return str(error)
-    except (CheckpointError, OSError):
-        return ""  # foreign, newer, or not to be looked at: whoever reads it says so on all ranks
+        return "damaged", str(error)
+    except OSError as error:
+        if error.errno in AWAY:
+            return "unreadable", f"Rank {rank} cannot read the newest checkpoint: {error}. Mend the disk or its mount."
+    except CheckpointError:
+        pass  # foreign or newer: whoever reads it says so
+    return "", ""
+
+
+class _Otherwise:
+    """What is tried where the newest checkpoint cannot be gone on from. All ranks have one, and call it alike."""
+
+    def __init__(self, config: Config, world: Axis, monitor: Monitor) -> None:
+        self._config, self._world, self._monitor = config, world, monitor
+        self._tries = SaveRetries(config.checkpoint.retry_for)
+        self._falls_back = config.restarts.limit > 0 and config.restarts.damaged == "fall_back"
+        self._may_be_bad = self._falls_back
+
+    def __call__(self, error: CheckpointError) -> bool:
+        """Whether the newest checkpoint is to be read again: it is another one now, or time has passed."""
+        why = str(error)
+        if isinstance(error, UnreadableError):
+            why = by_rank_0(lambda: self._refused(str(error)), self._world)
+            if why in (AGAIN, OVER):
+                return why == AGAIN
+            self._may_be_bad = False
+        if not self._falls_back:
+            return False
+        return by_rank_0(lambda: str(_replaced(self._config, self._monitor, why)), self._world) == str(True)
+
+    def _refused(self, reason: str) -> str:
+        """On rank 0: `AGAIN`, after a while; `OVER`; or why it is damaged."""
+        tries = self._tries
+        if self._may_be_bad and (tries.is_over or tries.failing_for >= BAD) and (bad := _bad(self._config)):
+            return bad
+        if tries.is_over:
+            return OVER
+        wait = tries.failed()
+        self._monitor.event(REFUSED, reason=reason, tries=tries.failures)
+        self._monitor.say(
+            f"{reason}\nIt is read again in {wait:g} s. The run ends if it is refused for more than "
+            f"checkpoint.retry_for = {tries.limit:g} seconds."
+        )
+        time.sleep(wait)
+        return AGAIN
+
+
+def _bad(config: Config) -> str:
+    """That the disk has an input/output error where the newest checkpoint is, and gives all of the one before; or what
+    is damaged of the newest. "" where neither is certain.
+    """
+    with suppress(ColonnadeError, OSError):
+        *_, before, last = [None, None, *checkpoints_in(checkpoints(Path(config.run.folder))).values()]
+        if before is None or last is None:
+            return ""
+        try:
+            verify(last)
+        except DamagedError as error:
+            return str(error)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                verify(before)
+                return f"{last} cannot be read ({error.strerror}), again and again, and all of {before.name} can."
     return ""
 
 
-def _set_aside(config: Config, world: Axis, monitor: Monitor, why: str) -> bool:
-    """Whether another checkpoint has taken the place of the newest; the same on all ranks."""
-    return _falls_back(config) and by_rank_0(lambda: str(_replaced(config, monitor, why)), world) == str(True)
-
-
-def _falls_back(config: Config) -> bool:
-    return config.restarts.limit > 0 and config.restarts.damaged == "fall_back"
-
-
 def _replaced(config: Config, monitor: Monitor, why: str) -> bool:
-    """As `_set_aside`, on rank 0."""
+    """On rank 0: whether another checkpoint has taken the place of the newest."""
     folder = checkpoints(Path(config.run.folder))
     *older, damaged = checkpoints_in(folder).values()
     aside = fetch_for_damaged(damaged, config)

@@ -1,4 +1,6 @@
-"""A save that fails is tried again, and ends the run only when saves have failed for too long."""
+"""A save that fails is tried again, and ends the run only when saves have failed for too long. So is a checkpoint that
+the disk refuses (`damaged.py`).
+"""
 
 import math
 import time
@@ -56,10 +58,14 @@ class SaveRetries:
         return self.clock() - self.good_at
 
     @property
+    def failing_for(self) -> float:
+        """[seconds] Since the first failure; 0 before it."""
+        return 0.0 if self.failing_since is None else self.clock() - self.failing_since
+
+    @property
     def is_over(self) -> bool:
         """Whether a failure now ends the run."""
-        since = self.failing_since
-        return not self.limit or (since is not None and self.clock() - since > self.limit)
+        return not self.limit or self.failing_for > self.limit
 
     @property
     def is_due(self) -> bool:
