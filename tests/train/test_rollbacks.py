@@ -1,5 +1,6 @@
 """rollbacks.json, and a return by hand: what is read, measured and taken away."""
 
+import errno
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -259,6 +260,19 @@ def test_where_the_newest_checkpoint_is_damaged_the_one_before_says_whether_a_re
     rollbacks.write(run, [it])
     rollbacks.finish(run)
     assert saved_steps(run) == left
+
+
+def test_a_checkpoint_that_the_disk_refuses_says_as_little_as_a_damaged_one(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(path: Path) -> None:
+        if path.name != "step_00000002":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(rollbacks, "read_manifest", read)
+    rollbacks.write(run, [Rollback(to=2, skip=1, id="it")])
+    rollbacks.finish(run)
+    assert saved_steps(run) == [2, 4, 6]
 
 
 def test_to_the_newest_checkpoint_there_is_nothing_to_finish(run: Path) -> None:

@@ -83,7 +83,7 @@ def finish(run: Path) -> None:
 def _newest_readable(saved: Iterable[Path]) -> RunMetadata | None:
     """The metadata of the last of these checkpoints whose manifest can be read."""
     for path in reversed(list(saved)):
-        with suppress(ColonnadeError):
+        with suppress(ColonnadeError, OSError):
             return metadata_of(path, read_manifest(path))
     return None
 
