@@ -78,9 +78,8 @@ def _head(run: Record) -> Html:
     done, planned = (run.steps[-1] if len(run.steps) else 0), run.planned
     progress = Html()
     if planned:
-        share = min(1.0, done / planned)
         words_of = f"step {done:,.0f} of {planned:,}"
-        progress = tag("div", tag("i", style=f"width:{100 * share:.2f}%"), class_="progress", title=words_of)
+        progress = tag("div", tag("i", style=f"width:{100 * done / planned:.2f}%"), class_="progress", title=words_of)
     return tag("header", head, tag("p", about, class_="quiet"), progress)
 
 
@@ -107,7 +106,7 @@ def seconds_left(run: Record) -> float | None:
     seconds = run.columns.get("seconds")
     if state_of(run) != "running" or seconds is None or not run.planned:
         return None
-    return float(seconds[-50:].mean()) * max(0.0, run.planned - float(run.steps[-1]))
+    return float(seconds[-50:].mean()) * (run.planned - float(run.steps[-1]))
 
 
 def _state(run: Record) -> str:

@@ -69,7 +69,7 @@ def _shown(run: Record, width: int) -> Panel:
 
 def _bar(done: float, total: float) -> Table:
     table = Table.grid(expand=True)  # a bar alone does not end its line
-    table.add_row(ProgressBar(total=total, completed=min(done, total)))
+    table.add_row(ProgressBar(total=total, completed=done))
     return table
 
 
