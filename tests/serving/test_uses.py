@@ -132,10 +132,13 @@ def test_who_answers_was_told_how_conversations_are_written_down() -> None:
 def test_a_conversation_that_cannot_be_written_down_is_told_by_its_number() -> None:
     """Where its template has no use for tools, or is none."""
     model, asked = model_of("gpt"), [{"role": "user", "content": "a"}]
-    chats = [Conversation(asked), Conversation(asked, [{"name": "weather"}])]
-    for text, said in (
-        ("{{ messages[0].content }}", "2 .*: the chat template writes no"),
-        ("{% if %}", "1 .* refuses it"),
+    without, using = Conversation(asked), Conversation(asked, [{"name": "weather"}])
+    no_jinja = r"1 .* is no Jinja: Expected an expression, got 'end of statement block' \(line 2\)"
+    for text, chats, said in (
+        ("{{ messages[0].content }}", [without, using], "2 .*: the chat template writes no"),
+        ("\n{% if %}", [without], no_jinja),
+        ("\n{% if %}", [using], no_jinja),
+        ("{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}", [using], "1 .* is nested too deeply"),
     ):
         vars(model)["chat"] = Chat(ChatTemplate(text), tokenizer())
         with pytest.raises(DataError, match=f"conversation {said}"):

@@ -141,16 +141,10 @@ class ChatTemplate:
         """DataError if it is no template, or marks answers where it cannot be told what place they get."""
         try:
             assert self._compiled, "made"
-        except jinja2.TemplateSyntaxError as error:
+        except TemplateFault as fault:
             raise DataError(
-                f"the chat template is no Jinja: {error.message} (line {error.lineno}). Fix it, or choose another with "
-                f"--template: {', '.join(BUILT_IN)}, or a file."
-            ) from error
-        except (RecursionError, SyntaxError) as error:
-            raise DataError(
-                f"the chat template is nested too deeply: {error}. Simplify it, or choose another with --template: "
-                f"{', '.join(BUILT_IN)}, or a file."
-            ) from error
+                f"{fault}. Fix it, or choose another with --template: {', '.join(BUILT_IN)}, or a file."
+            ) from fault
         line = _detached_mark(_environment().parse(self.text))
         if line is not None:
             raise DataError(
@@ -161,19 +155,26 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> tuple[jinja2.Template, _Answers]:
+        """With the tag that notes what is answered. TemplateFault where it is no template."""
         environment = _environment()
-        return environment.from_string(self.text), environment.extensions[_Answers.identifier]  # type: ignore[return-value]
+        try:
+            template = environment.from_string(self.text)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateFault(f"the chat template is no Jinja: {error.message} (line {error.lineno})") from error
+        except (RecursionError, SyntaxError) as error:
+            raise TemplateFault(f"the chat template is nested too deeply: {error}") from error
+        return template, environment.extensions[_Answers.identifier]  # type: ignore[return-value]
 
     def _written(
         self, messages: Sequence[Message], tools: Any, add_generation_prompt: bool
     ) -> tuple[str, list[tuple[int, int]]]:
         """What is generated. TemplateFault where tools, or calls of them, are left out."""
+        text, answers = self._generate(messages, tools, add_generation_prompt)
         if tools and not self.reads_tools:
             raise TemplateFault(
                 "the chat template writes no descriptions of tools, and there are some. Remove tools, or choose "
                 "another template"
             )
-        text, answers = self._generate(messages, tools, add_generation_prompt)
         self._check_calls(messages, tools, text, add_generation_prompt)
         return text, answers
 
@@ -182,8 +183,8 @@ class ChatTemplate:
     ) -> tuple[str, list[tuple[int, int]]]:
         values = {"tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
         blocks: list[str] = []
+        template, answers = self._compiled
         try:
-            template, answers = self._compiled
             with answers.found(blocks) as spans:
                 for block in template.generate(messages=list(messages), **values, **self.tokens):
                     blocks.append(block)
