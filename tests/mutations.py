@@ -4369,9 +4369,16 @@ MUTATIONS = [
     Mutation(
         "a control token without a name ends every answer",
         "data/chat_template.py",
-        '(*(name for name in self.tokens.values() if name), "|>", "</s>")',
-        '(*self.tokens.values(), "|>", "</s>")',
+        "short.endswith(tuple(end for end in ends if end))",
+        "short.endswith(ends)",
         ("tests/examples/test_chat.py",),
+    ),
+    Mutation(
+        "white space behind the end of a turn is learned where no name of a token says that it is one",
+        "data/chat_template.py",
+        'self._end, "|>"',
+        '"|>"',
+        ("tests/data/test_conversation.py",),
     ),
     Mutation(
         "files with sidecars are not compared as soon as another one has none",

@@ -11,6 +11,7 @@ from tests.examples.chats import CHATML, CONTROL, LLAMA3, TEXT, UNMARKED
 
 BEGIN_R1, END_R1 = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 MORE = ("<think>", "</think>", "<start_of_turn>", "<end_of_turn>", "<|user|>", "<|assistant|>", "<|end|>")
+ASKS, ANSWERS = {"role": "user", "content": "where?"}, {"role": "assistant", "content": "a city"}
 ASKED = "{% for m in messages %}{% if m.role == 'user' %}"
 AND_PROMPT = "{% endif %}{% endfor %}{% if add_generation_prompt %}"
 TEMPLATES = {
@@ -85,3 +86,11 @@ def test_a_turn_ends_with_the_control_token_behind_its_answer(name: str, tokeniz
     names = (BEGIN_R1, END_R1) if "DeepSeek" in name else ("<s>", "</s>")
     chat = Chat(ChatTemplate(text, dict(zip(("bos_token", "eos_token"), names, strict=True))), tokenizer)
     assert chat.end_of_turn == (tokenizer.end_of_document if end is None else tokenizer.id_of(end)) is not None
+
+
+@pytest.mark.parametrize("name", ["Llama 3", "ChatML", "Zephyr", "Gemma"])
+def test_white_space_behind_the_token_that_ends_a_turn_is_not_learned(name: str) -> None:
+    """Also where that is none of those which the tokenizer's configuration names."""
+    text, end = TEMPLATES[name]
+    found = ChatTemplate(text, {"bos_token": "<s>", "eos_token": "</s>"}).render([ASKS, ANSWERS, ASKS, ANSWERS])
+    assert [found.text[start:stop].lstrip() for start, stop in found.answers] == [f"a city{end}"] * 2

@@ -246,8 +246,16 @@ class ChatTemplate:
     def _until_its_end(self, answer: str) -> int:
         """Its length without white space behind a last control token: nobody has to learn to write that."""
         short = answer.rstrip()
-        closed = short.endswith((*(name for name in self.tokens.values() if name), "|>", "</s>"))
-        return len(short) if closed else len(answer)
+        ends = (*self.tokens.values(), self._end, "|>", "</s>")
+        return len(short) if short.endswith(tuple(end for end in ends if end)) else len(answer)
+
+    @cached_property
+    def _end(self) -> str:
+        """What ends an answer, as a question with its answer tells; nothing where it refuses these."""
+        try:
+            return self.behind_answer().rstrip()
+        except TemplateFault:
+            return ""
 
 
 def is_trained(message: Message) -> bool:
