@@ -61,7 +61,7 @@ def tokenizer(*, control: bool = True) -> Tokenizer:
     return Tokenizer.from_json(made.to_json())
 
 
-def folder_of(path: Path, template: str | None, made: Tokenizer | None = None) -> Path:
+def folder_of(path: Path, template: str | list[dict[str, str]] | None, made: Tokenizer | None = None) -> Path:
     """A published tokenizer's folder."""
     path.mkdir(parents=True, exist_ok=True)
     (made or tokenizer()).save(path / "tokenizer.json")

@@ -110,8 +110,29 @@ def test_what_templates_may_use_is_what_transformers_gives_them(text: str, tmp_p
 
 def test_of_several_templates_by_name_the_default_is_meant() -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain text"}]
-    assert ChatTemplate.from_json({"chat_template": named}) == ChatTemplate("plain text")
+    assert ChatTemplate.from_json({"chat_template": named[1:]}) == ChatTemplate("plain text")
     assert ChatTemplate.from_json({"chat_template": named[:1]}) is None
+
+
+@pytest.mark.parametrize("tools", [None, [], [{"type": "function", "function": {"name": "city"}}]])
+def test_of_several_templates_by_name_that_for_tools_writes_what_has_some(tools: Any, tmp_path: Path) -> None:
+    """As transformers chooses, and again where it is read from what was written down of it."""
+    named = [{"name": "default", "template": UNMARKED["qwen"]}]
+    named += [{"name": "tool_use", "template": "{{- tools | tojson }}" + CHATML}]
+    folder = folder_of(tmp_path / "t", named)
+    template = chat_of(folder).template
+    assert ChatTemplate.from_json(json.loads(json.dumps(template.to_json()))) == template
+    found = template.render(TALK[:2], tools=tools)
+    assert found.text == theirs(folder).apply_chat_template(TALK[:2], tools=tools or None, tokenize=False)
+    assert [found.text[first:stop] for first, stop in found.answers] == ["Paris.<|im_end|>"]
+    asked = {"tools": tools or None, "tokenize": False, "add_generation_prompt": True}
+    assert template.prompt(TALK[:1], tools=tools) == theirs(folder).apply_chat_template(TALK[:1], **asked)
+
+
+def test_a_template_for_tools_that_is_none_is_refused(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": "{% for m in"}]
+    with pytest.raises(DataError, match="the chat template is no Jinja"):
+        chat_of(folder_of(tmp_path / "t", named))
 
 
 def test_a_template_in_a_file_of_its_own_goes_before_the_one_in_the_configuration(tmp_path: Path) -> None:

@@ -347,6 +347,12 @@ def test_a_chat_template_comes_with_the_names_of_the_tokens_that_it_may_write(
     assert made == ({} if found is None else {"chat_template": said["chat_template"], **found})
 
 
+def test_a_chat_template_for_tools_comes_beside_the_other() -> None:
+    templates = {"tokenizer.chat_template": "a", "tokenizer.chat_template.tool_use": "b"}
+    named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    assert config_in(Header(Path(), templates, {})) == {"chat_template": named}
+
+
 def test_one_of_another_kind_is_left_with_the_file_to_name(tmp_path: Path) -> None:
     write(
         tmp_path / "model.gguf",

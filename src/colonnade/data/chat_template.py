@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -85,21 +85,25 @@ class ChatTemplate:
     text: str
     tokens: Mapping[str, str] = field(default_factory=dict)
     """By Jinja's name: bos_token, eos_token, …"""
+    tool_use: str | None = None
+    """Another text, of conversations with tools."""
 
-    def to_json(self) -> dict[str, str]:
+    def to_json(self) -> dict[str, Any]:
         """As it stands in a sidecar, and in tokenizer_config.json."""
-        return {"chat_template": self.text, **self.tokens}
+        named = {"default": self.text, "tool_use": self.tool_use}
+        several = [{"name": name, "template": text} for name, text in named.items()]
+        return {"chat_template": self.text if self.tool_use is None else several, **self.tokens}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> ChatTemplate | None:
         """The inverse, also of a published tokenizer_config.json; None where there is no template in it."""
-        text = content.get("chat_template")
+        text, tool_use = content.get("chat_template"), None
         if isinstance(text, list):  # several by name
             named = {each.get("name"): each.get("template") for each in text if isinstance(each, dict)}
-            text = named.get("default")
+            text, tool_use = named.get("default"), named.get("tool_use")
         if not isinstance(text, str):
             return None
-        return cls(text, control_tokens(content))
+        return cls(text, control_tokens(content), tool_use if isinstance(tool_use, str) else None)
 
     def render(
         self, messages: Sequence[Message], *, tools: Any = None, add_generation_prompt: bool = False
@@ -110,14 +114,15 @@ class ChatTemplate:
         TemplateFault if the template refuses, has no use for the tools, leaves calls of them out, or does not say which
         of it is answered, and that cannot be told either.
         """
-        text, answers = self._written(messages, tools, add_generation_prompt)
-        if not self.marks_answers:
-            answers = self._found(messages, tools, text)
+        chosen = self._with_tools if tools else self
+        text, answers = chosen._written(messages, tools, add_generation_prompt)
+        if not chosen.marks_answers:
+            answers = chosen._found(messages, tools, text)
         return Rendered(text, tuple(_trained(messages, answers)))
 
     def prompt(self, messages: Sequence[Message], *, tools: Any = None) -> str:
         """What comes before the next answer. TemplateFault as for `render`."""
-        return self._written(messages, tools, True)[0]
+        return (self._with_tools if tools else self)._written(messages, tools, True)[0]
 
     def behind_answer(self) -> str:
         """What it writes behind the last answer of a conversation; nothing where it writes no answer. TemplateFault if
@@ -145,6 +150,8 @@ class ChatTemplate:
             raise DataError(
                 f"{fault}. Fix it, or choose another with --template: {', '.join(BUILT_IN)}, or a file."
             ) from fault
+        if self._with_tools is not self:
+            self._with_tools.check()
         line = _detached_mark(_environment().parse(self.text))
         if line is not None:
             raise DataError(
@@ -152,6 +159,11 @@ class ChatTemplate:
                 "or call, or a recursive loop: their text is put together apart, and where it comes to stand cannot be "
                 "told. Put {% generation %} and {% endgeneration %} around the place where that text is written."
             )
+
+    @cached_property
+    def _with_tools(self) -> ChatTemplate:
+        """What transformers chooses where there are tools."""
+        return self if self.tool_use is None else ChatTemplate(self.tool_use, self.tokens)
 
     @cached_property
     def _compiled(self) -> tuple[jinja2.Template, _Answers]:
@@ -294,7 +306,7 @@ def chosen_template(named: str | None, tokenizer: Tokenizer, path: str | Path) -
                 f"{path} has no chat template: there is no {JINJA} beside it, and no chat_template in a {CONFIG}. "
                 f"Choose one with --template: {', '.join(BUILT_IN)}, or a file of Jinja."
             )
-        found = ChatTemplate(own.text, tokens)
+        found = replace(own, tokens=tokens)
     else:
         found = ChatTemplate(_text_of(named), tokens)
     found.check()

@@ -4,6 +4,7 @@ import json
 from typing import Any, TypeGuard
 
 from colonnade.data.byte_level import SPLITS
+from colonnade.data.chat_template import ChatTemplate
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.gguf.header import Header
@@ -35,19 +36,21 @@ def tokenizer_in(header: Header) -> Tokenizer | str:
         return _UNREADABLE
 
 
-def config_in(header: Header) -> dict[str, str]:
+def config_in(header: Header) -> dict[str, Any]:
     """The file's chat template with the tokens that it may write by name, as in a tokenizer_config.json; empty where
     there is none.
     """
-    template, tokens = header.metadata.get("tokenizer.chat_template"), header.metadata.get("tokenizer.ggml.tokens")
+    template, tool_use, tokens = (
+        header.metadata.get(f"tokenizer.{key}") for key in ("chat_template", "chat_template.tool_use", "ggml.tokens")
+    )
     if not isinstance(template, str):
         return {}
-    known, found = dict(enumerate(tokens)) if _are_texts(tokens) else {}, {"chat_template": template}
+    known, found = dict(enumerate(tokens)) if _are_texts(tokens) else {}, {}
     for key in ("bos_token", "eos_token"):
         id_ = header.metadata.get(f"tokenizer.ggml.{key}_id")
         if type(id_) is int and id_ in known:
             found[key] = known[id_]
-    return found
+    return ChatTemplate(template, found, tool_use if isinstance(tool_use, str) else None).to_json()
 
 
 def _are_texts(value: object) -> TypeGuard[list[str]]:
