@@ -18,7 +18,7 @@ from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from colonnade.examples.chat import ChatFormat, PreferencesFormat
-from colonnade.examples.conversations import NoConversation, conversation_of, preference_of
+from colonnade.examples.conversations import Conversation, NoConversation, conversation_of, preference_of, question_of
 from colonnade.examples.make import make_examples
 from tests.commands import here
 from tests.examples.chats import CHATML, MARKED, SYSTEM, TALK, UNMARKED, folder_of, jsonl, tokenizer
@@ -431,6 +431,31 @@ def test_a_key_that_is_null_is_absent(name: str) -> None:
     assert preference_of({"prompt": None, "system": None, **pair}) == preference_of(pair)
     with pytest.raises(NoConversation, match=r"no rejected; its keys are prompt, chosen$"):
         preference_of({"prompt": "a", "chosen": "b", "rejected": None})
+
+
+def test_a_field_that_is_null_is_absent_as_in_structs_of_a_table() -> None:
+    """All have the fields of all others. The content of a message that only calls tools is none, and a text of JSON
+    says what it says.
+    """
+    call = {"function": {"name": "city", "arguments": {"of": "France"}}}
+    tools = [{"name": "city", "parameters": {"of": {"type": "string", "enum": ["a", None]}}}]
+    said = [TALK[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    filled = [
+        {**TALK[0], "tool_calls": None},
+        {**said[1], "tool_calls": [{"function": {"name": "city", "arguments": {"of": "France", "unit": None}}}]},
+    ]
+    more = [{**tools[0], "strict": None, "parameters": {**tools[0]["parameters"], "unit": None}}]
+    for given, found in ((more, tools), (json.dumps(more), more)):
+        assert conversation_of({"messages": filled, "tools": given}) == Conversation(said, found)
+    asked = {"messages": [filled[0]], "tools": more}
+    assert question_of(asked) == Conversation([TALK[0]], tools)
+    pair = preference_of({"prompt": filled[:1], "chosen": "a", "rejected": "b", "tools": more})
+    assert (pair.prompt, pair.tools) == ([TALK[0]], tools)
+    deep: list[Any] = []
+    for _ in range(2000):
+        deep = [deep]
+    with pytest.raises(NoConversation, match="it is nested too deeply"):
+        conversation_of({"messages": TALK, "tools": deep})
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])

@@ -52,7 +52,7 @@ class Preference:
 
 def conversation_of(record: Mapping[str, Any]) -> Conversation:
     """The conversation of a record. NoConversation where there is none, or nothing in it is answered."""
-    record = _with_values(record)
+    record = _read(record)
     messages = _messages(record)
     _check(messages)
     messages = _with_earlier(record, messages)
@@ -74,7 +74,7 @@ def conversation_of(record: Mapping[str, Any]) -> Conversation:
 
 def question_of(record: Mapping[str, Any]) -> Conversation:
     """The conversation of a record of messages, which ends before an answer. NoConversation where there is none."""
-    record = _with_values(record)
+    record = _read(record)
     messages = record.get("messages")
     _check(messages)
     assert isinstance(messages, list), "checked"
@@ -85,7 +85,7 @@ def question_of(record: Mapping[str, Any]) -> Conversation:
 
 def preference_of(record: Mapping[str, Any]) -> Preference:
     """The preference of a record. NoConversation where there is none."""
-    record = _with_values(record)
+    record = _read(record)
     missing = [key for key in ("chosen", "rejected") if key not in record]
     if missing:
         raise NoConversation(f"no {' and no '.join(missing)}; its keys are {', '.join(record)}")
@@ -102,9 +102,24 @@ def preference_of(record: Mapping[str, Any]) -> Preference:
     return Preference(_with_earlier(record, before), texts[0], texts[1], _tools(record))
 
 
-def _with_values(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Without keys that are null: a row of a table has all columns of it."""
-    return {key: value for key, value in record.items() if value is not None}
+def _read(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Without keys that are null. NoConversation where they cannot be looked for."""
+    try:
+        return _with_values(record)  # type: ignore[no-any-return]
+    except RecursionError:
+        raise NoConversation("it is nested too deeply") from None
+
+
+def _with_values(value: Any) -> Any:
+    """Without keys that are null: a row of a table has all its columns, and all fields of their structs. A message's
+    content stays, which templates ask for.
+    """
+    if isinstance(value, list):
+        return [_with_values(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    kept = "content" if "role" in value else None
+    return {key: _with_values(each) for key, each in value.items() if each is not None or key == kept}
 
 
 def _num_shared(chosen: Messages, rejected: Messages) -> int:
