@@ -42,8 +42,29 @@ def test_a_prompt_may_stand_in_both_lists_too(before: list[dict[str, Any]]) -> N
     prompts = [before[-1]["content"], ASKED["content"], before, before[-1:], [{**ASKED, "tool_calls": None}], []]
     assert [preference_of({**record, "prompt": prompt}) for prompt in prompts] == [preference_of(record)] * 6
     for other in (PARIS["content"], "another?", [*before, ASKED, LYON], [{"role": "system", "content": "a"}, *before]):
-        with pytest.raises(NoConversation, match=r"prompt is not in what chosen and rejected both begin .* Remove one"):
+        with pytest.raises(NoConversation, match=r"prompt is not what chosen and rejected both begin or .* Remove one"):
             preference_of({**record, "prompt": other})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shared"),
+    [
+        ([ASKED], [LYON, ASKED]),
+        ([ASKED], [TALK[2], LYON, ASKED, ROME, TALK[2]]),
+        ([TALK[2], ASKED], SYSTEM[1:-1]),
+        ([ASKED, CALL], [ASKED, {**CALL, "tool_calls": []}, TALK[2]]),
+    ],
+    ids=["goes before an answer", "is in the middle", "is in another order", "calls a tool"],
+)
+def test_a_prompt_that_is_said_elsewhere_in_both_lists_is_not_dropped(prompt: Any, shared: Any) -> None:
+    record = {"prompt": prompt, "chosen": [*shared, PARIS], "rejected": [*shared, LYON]}
+    with pytest.raises(NoConversation, match="prompt is not what chosen and rejected both begin or end with before"):
+        preference_of(record)
+
+
+def test_a_prompt_that_is_empty_is_none_beside_whole_conversations() -> None:
+    record: dict[str, Any] = {"chosen": [ASKED, PARIS], "rejected": [ASKED, LYON]}
+    assert preference_of({**record, "prompt": ""}) == preference_of(record)
 
 
 @pytest.mark.parametrize(

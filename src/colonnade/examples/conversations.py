@@ -5,7 +5,7 @@ conversations   [{"from": "human", "value": …}, {"from": "gpt", "value": …},
 prompt, completion                                                                       one turn; or lists of messages
 instruction, input, output                                                               Alpaca
 prompt, chosen, rejected            preferences: texts, or lists of messages; what both lists begin with is the
-                                    prompt, and may stand under prompt, too, as a whole or in part
+                                    prompt, and may stand under prompt, too: all, or the first or last of it
 
 Beside any of them: "system", a text that comes first, "history", earlier turns [[question, answer], …], and "tools".
 A message of the assistant may have "weight": 0 if it is not to be learned.
@@ -92,7 +92,7 @@ def preference_of(record: Mapping[str, Any]) -> Preference:
     chosen, rejected = (_answer_list(record[key], key) for key in ("chosen", "rejected"))
     shared = _num_shared(chosen, rejected)
     before, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
-    if "prompt" in record:
+    if "prompt" in record and (record["prompt"] != "" or not before):
         before = _prompt_beside(before, _prompt(record["prompt"]))
     texts = [_one_answer(messages, key) for messages, key in ((chosen, "chosen"), (rejected, "rejected"))]
     if texts[0].strip() == texts[1].strip():
@@ -129,19 +129,24 @@ def _num_shared(chosen: Messages, rejected: Messages) -> int:
 
 
 def _prompt_beside(shared: Messages, prompt: Messages) -> Messages:
-    """What comes before two answers: a prompt, or all that both lists begin with, which has to have the prompt in it.
-    NoConversation where it has not.
+    """What comes before two answers: a prompt, or all that both lists begin with, where the prompt is what that begins
+    with, behind the system's message, or ends with. NoConversation where it is not.
     """
     problem = messages_problem(prompt) if prompt else None
     if problem is not None:
         raise NoConversation(f"prompt: {problem}")
     if not shared:
         return prompt
-    said = [(message["role"], message.get("content")) for message in shared]
-    if any((message["role"], message.get("content")) not in said for message in prompt):
+    said, asked = (
+        [(each["role"], each.get("content"), each.get("tool_calls") or None) for each in messages]
+        for messages in (shared, prompt)
+    )
+    begin = int(said[0][0] == "system" and asked[:1] != said[:1])
+    begins_so = asked == said[begin : begin + len(asked)]
+    if not begins_so and (asked != said[-len(asked) :] or said[0][0] == "assistant"):
         raise NoConversation(
-            "prompt is not in what chosen and rejected both begin with: which of the two comes before the answers is "
-            "not said. Remove one"
+            "prompt is not what chosen and rejected both begin or end with before their answers: which of the two "
+            "comes before these is not said. Remove one"
         )
     return shared
 
