@@ -156,6 +156,16 @@ def test_all_problems_come_at_once(problems: Problems) -> None:
             "Write optim.learning_rate = 0.5, without quotes.",
         ),
         ("optim.learning_rate=nan", "optim.learning_rate = nan is not finite, where a number above 0 is expected."),
+        (
+            "data.split=inf",
+            "data.split = inf is a number with a decimal point or exponent, where text in quotes is expected. Write "
+            'the shares of train and validation, like data.split = "9:1".',
+        ),
+        (
+            "parallel.cuts=nan",
+            "parallel.cuts = nan is a number with a decimal point or exponent, where a list of whole numbers of at "
+            "least 1 is expected.",
+        ),
         ("optim.epsilon=-inf", "optim.epsilon = -inf is not finite, where a number above 0 is expected."),
         ("train.gradient_clip=inf", "train.gradient_clip = inf is not possible: 0 turns clipping off."),
         (

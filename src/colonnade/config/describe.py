@@ -188,7 +188,7 @@ def kind_of(value: object, key: Key) -> str:
         return "empty"
     if isinstance(value, str):
         return "text"
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and key.type in (int, float) and not key.many and not math.isfinite(value):
         return "not finite"
     if type(value) is (list if key.many else key.type) or (isinstance(value, int) and key.type is float):
         return "out of range"
