@@ -372,6 +372,19 @@ def test_one_of_another_kind_is_left_with_the_file_to_name(tmp_path: Path) -> No
     assert not [*tmp_path.glob("*/tokenizer_config.json")]
 
 
+def test_a_chat_template_comes_with_the_same_tokenizer_that_is_named_and_lies_alone(tmp_path: Path) -> None:
+    """As all models of SentencePiece need; one with files of its own brings its own."""
+    tokens = Tokenizer.load(words(tmp_path)).names
+    ours, its = tmp_path / "ours", tmp_path / "its"
+    more = {"add_tokenizer_model": "llama", "add_token_list": tokens, "add_chat_template": CHATML}
+    write(tmp_path / "model.gguf", random_model("llama, grouped, tied, biases"), "llama", F16, **more)
+    assert "left" not in converted(tmp_path / "model.gguf", ours, "--tokenizer", words(tmp_path))
+    assert json.loads((ours / "tokenizer_config.json").read_text()) == {"chat_template": CHATML}
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "its own"}')
+    assert "left: the chat template" in converted(tmp_path / "model.gguf", its, "--tokenizer", words(tmp_path))
+    assert json.loads((its / "tokenizer_config.json").read_text()) == {"chat_template": "its own"}
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [

@@ -10,7 +10,7 @@ from colonnade.convert.to_checkpoint import Foreign
 from colonnade.errors import ConfigError
 from colonnade.gguf.header import Header, is_gguf
 from colonnade.gguf.source import open_gguf
-from colonnade.gguf.tokenizer import config_in, tokenizer_in
+from colonnade.gguf.tokenizer import config_in, has_its_tokens, tokenizer_in
 from colonnade.huggingface.folder import is_published, open_published
 from colonnade.huggingface.peft import is_peft, open_peft
 from colonnade.megatron.ranks import is_megatron
@@ -63,9 +63,12 @@ def open_foreign(source: Path, tokenizer: Path | None, vocab_size: int | None, b
 
 
 def _with_gguf(header: Header, named: Path | None) -> TheirTokenizer:
-    """The tokenizer of a GGUF file with its chat template, or the one that is named: the template is left then."""
+    """The tokenizer of a GGUF file, or the one that is named. The file's chat template comes with its own, and with
+    one that has its tokens and lies alone; else it is left.
+    """
     known = TheirTokenizer(tokenizer_in(header)) if named is None else find_tokenizer(named, ())
     config = config_in(header)
-    if named is None and not isinstance(known.tokenizer, str):
+    its = known.tokenizer
+    if not isinstance(its, str) and (named is None or (not known.beside and has_its_tokens(header, its))):
         return known._replace(config=config)
     return known._replace(left=(f"the chat template in {header.path}",) if config else ())

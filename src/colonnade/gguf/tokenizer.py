@@ -53,6 +53,12 @@ def config_in(header: Header) -> dict[str, Any]:
     return ChatTemplate(template, found, tool_use if isinstance(tool_use, str) else None).to_json()
 
 
+def has_its_tokens(header: Header, tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer has the file's tokens, with their ids; it may have more."""
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    return _are_texts(tokens) and tokens != [] and tokenizer.names[: len(tokens)] == tokens
+
+
 def _are_texts(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
