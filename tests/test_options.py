@@ -304,16 +304,18 @@ def test_a_job_is_asked_for_as_it_was_typed(told: Told, monkeypatch: pytest.Monk
     config = tmp_path / "books.toml"
     config.write_text(TINIEST)
     job = ("--nodes", 2, "--ranks-per-node", 3, "--time", "2:00:00", "--margin", 60, "--array", "1-4")
-    more = ("--partition", "long", "--account", "ada")
+    more = ("--partition", "long", "--account", "ada", "--cpus-per-rank", 2)
     answer = here(
         "slurm", config, "parallel.dp=6", "train.global_batch_size=6", f"run.folder={tmp_path}/a/b", *job, *more
     )
     assert answer.out == "#!/bin/bash\n", answer
-    wanted = {"margin": 60, "array": "1-4", "partition": "long", "account": "ada", "name": "books"}
+    wanted = {"cpus_per_rank": 2, "margin": 60, "array": "1-4", "partition": "long", "account": "ada", "name": "books"}
     assert told["script"][1] == slurm.Job(2, 3, "2:00:00", gpus=False, logs=f"{tmp_path}/a", **wanted)
     assert told["script"][3] == sys.executable
     here("slurm", config, "train.device=auto", f"run.folder={tmp_path}/a/b", "--gpus-per-node", 1)
-    assert told["script"][1] == slurm.Job(1, 1, "24:00:00", name="books", logs=f"{tmp_path}/a")
+    assert told["script"][1] == slurm.Job(1, 1, "24:00:00", cpus_per_rank=4, name="books", logs=f"{tmp_path}/a")
+    here("slurm", config, "train.threads=3", f"run.folder={tmp_path}/a/b", "--ranks-per-node", 1)
+    assert told["script"][1].cpus_per_rank == 3
 
 
 def test_a_change_is_asked_for_as_it_was_typed(told: Told, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

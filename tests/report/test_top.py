@@ -118,7 +118,7 @@ def test_a_run_beyond_its_plan_is_at_its_end(tmp_path: Path) -> None:
     folder = under_way(tmp_path / "r")
     (folder / "config.toml").write_text(written.CONFIG.format(steps=32))
     run = read_run(folder)
-    assert '<div class="progress" title="step 40 of 32"><i style="width:100.00%"></i>' in page([run])
+    assert '<div class="progress" title="step 40 of 40"><i style="width:100.00%"></i>' in page([run])
     assert seconds_left(run) == 0.0
 
 
