@@ -9948,23 +9948,31 @@ MUTATIONS = [
     Mutation(
         "behind a return the data have to last for what the run was before changes to come",
         "train/change.py",
-        "            for number, change in enumerate(uses, 1):\n",
-        "            for number, change in enumerate((), 1):\n",
+        "            if not self._can_last(training, coming):\n                raise\n",
+        "            raise\n",
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
         "a change is refused for want of data though the run ends earlier by one to come",
         "train/change.py",
-        "        if self._lasts(training, needed):\n            then.check_lasts(read, needed)\n",
+        "        if as_is or self._can_last(training, coming):\n"
+        "            then.check_lasts(read, () if as_is else coming)\n",
         "        then.check_lasts(read)\n",
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
         "behind a return a change asks for more data than there are, before the one that makes the run shorter",
         "train/change.py",
-        "        needed = () if self._lasts(training) else coming\n",
-        "        needed = ()\n",
+        "        if as_is or self._can_last(training, coming):\n",
+        "        if as_is:\n",
         ("tests/train/test_in_force.py",),
+    ),
+    Mutation(
+        "each change to come doubles what is tried where the data do not last",
+        "train/change.py",
+        "            courses = _sparing([*courses, *made], change.at)\n",
+        "            courses = [*courses, *made]\n",
+        ("tests/train/test_changes.py",),
     ),
     Mutation(
         "the second half of a character is no half",

@@ -1,14 +1,21 @@
 """A run that goes on with other values says so, and a value that was in effect already is no change."""
 
+import random
 import shutil
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from colonnade.config.load import load
-from colonnade.train import loop
+from colonnade.data.datasets import TrainingDataset
+from colonnade.errors import ColonnadeError, ConfigError
+from colonnade.train import change, loop
 from colonnade.train.change import Change, Expected, ahead
 from colonnade.train.changes import changes, other_curve, what_changed
+from colonnade.train.corpus import open_corpus
 from colonnade.train.rollback import Rollback
 from tests.commands import Answer, forked
 from tests.runs import Finished, events, metrics
@@ -21,10 +28,66 @@ assert loop, "imported once, here, and not by every forked rank"
 def test_a_run_is_not_over_before_it_knows(corpus: TinyCorpus, tmp_path: Path, steps: int, fits: bool) -> None:
     """A change behind step 20 leaves a last step, which saves."""
     began = load(write_config(corpus, tmp_path), ["train.steps=100", "optim.decay_steps=100"])
-    change = Change(at=20, values={"train.steps": steps}, was={"train.steps": 100}, line="1", position=80)
-    found = ahead(Expected(began), [change])
-    assert found.refused == ([] if fits else [(change, f"train.steps = {steps} would be over at step 20.")])
+    asked = Change(at=20, values={"train.steps": steps}, was={"train.steps": 100}, line="1", position=80)
+    found = ahead(Expected(began), [asked])
+    assert found.refused == ([] if fits else [(asked, f"train.steps = {steps} would be over at step 20.")])
     assert found.config.train.steps == (steps if fits else 100)
+
+
+BATCH, STEPS = "train.global_batch_size", "train.steps"
+
+
+def to_come(*values: dict[str, int]) -> list[Change]:
+    """Behind step 2, 4, 6, ..."""
+    return [
+        Change(at=2 * number, values=each, was=dict.fromkeys(each, 4), line=str(number))
+        for number, each in enumerate(values, 1)
+    ]
+
+
+def lasts(course: Expected, training: TrainingDataset, coming: Sequence[Change] = ()) -> bool:
+    try:
+        course.check_lasts(training, coming)
+    except ColonnadeError:
+        return False
+    return True
+
+
+def test_data_last_where_they_do_for_some_of_the_changes_to_come(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Drawn at random, beside a search of all their subsets."""
+
+    def search(course: Expected, coming: Sequence[Change]) -> bool:
+        made = ahead(course, coming[:1]).stages[1:]
+        return lasts(course, training) or any(search(each, coming[1:]) for each in (course, *made) if coming)
+
+    file, draw, found = write_config(corpus, tmp_path), random.Random(3), Counter[bool]()
+    keys = ["data.order=all_epochs", "data.epochs=1"]
+    training = open_corpus(load(file, keys)).training
+    longest = load(file, [*keys, "train.steps=30"])
+    for _ in range(24):
+        both = {BATCH: [2, 4, 6, 8], STEPS: range(12, 32)}
+        names = [draw.choice([[BATCH], [STEPS], [BATCH, STEPS]]) for _ in range(4)]
+        coming = to_come(*({name: draw.choice(both[name]) for name in each} for each in names))
+        course = Expected(longest, rollbacks=draw.choice([(), (Rollback(to=5, skip=2, passed=draw.randint(1, 20)),)]))
+        found[search(course, coming)] += 1
+        assert lasts(course, training, coming) == search(course, coming), (course, coming)
+    assert min(found[True], found[False]) >= 4
+
+
+def test_changes_to_come_of_which_none_is_enough_are_soon_tried(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = iter(range(100))
+
+    def check_length(*args: object, **kwargs: object) -> None:
+        assert next(tried, None) is not None, "no subset of them is tried for itself"
+        raise ConfigError("too little")
+
+    monkeypatch.setattr(change, "check_length", check_length)
+    began = load(write_config(corpus, tmp_path), ["train.steps=5000"])
+    coming = to_come(*({BATCH: 4 * (2 + number % 2)} for number in range(20)))
+    with pytest.raises(ConfigError, match="too little"):
+        Expected(began).check_lasts(cast(Any, None), coming)
 
 
 @pytest.fixture

@@ -29,8 +29,8 @@ from colonnade.train.rollback import Rollback
 BATCH, BLEND = "train.global_batch_size", "data.blend"
 PHASES = ("curriculum.tokens", "curriculum.seq_length", "curriculum.global_batch_size")
 """What a change of the batch changes besides: the batches before it become phases."""
-USES = frozenset({"train.steps", BATCH, BLEND})
-"""What decides which data a run uses up, of the keys that change."""
+USES = frozenset({"train.steps", BATCH})
+"""What decides how much data a run uses up, of the keys that change."""
 
 
 class Change(BaseModel):
@@ -136,11 +136,8 @@ class Expected(NamedTuple):
         try:
             check_length(self.config, training, curriculum_of(self.config), step=step, position=position)
         except ColonnadeError:
-            uses = [each for each in coming if not USES.isdisjoint(each.values)]
-            for number, change in enumerate(uses, 1):
-                with suppress(ColonnadeError):
-                    return self.behind(change).check_lasts(training, uses[number:])
-            raise
+            if not self._can_last(training, coming):
+                raise
 
     def check_leads_to(
         self, then: "Expected", coming: Sequence[Change], training: TrainingDataset, read: TrainingDataset
@@ -148,16 +145,46 @@ class Expected(NamedTuple):
         """ConfigError where a change, behind which the run is `then` and reads `read`, asks for more data than there
         are, and the run could do without it. Changes to come count where the data do not last as it is.
         """
-        needed = () if self._lasts(training) else coming
-        if self._lasts(training, needed):
-            then.check_lasts(read, needed)
+        as_is = self._lasts(training)
+        if as_is or self._can_last(training, coming):
+            then.check_lasts(read, () if as_is else coming)
 
-    def _lasts(self, training: TrainingDataset, coming: Sequence[Change] = ()) -> bool:
+    def _can_last(self, training: TrainingDataset, coming: Sequence[Change]) -> bool:
+        """Whether the data last with some of the changes to come made, and the others not."""
+        courses = [self]
+        for change in coming:
+            if USES.isdisjoint(change.values):
+                continue
+            made = []
+            for each in courses:
+                with suppress(ColonnadeError):
+                    made.append(each.behind(change))
+            if any(each._lasts(training) for each in made):
+                return True
+            courses = _sparing([*courses, *made], change.at)
+        return False
+
+    def _lasts(self, training: TrainingDataset) -> bool:
         try:
-            self.check_lasts(training, coming)
+            self.check_lasts(training)
         except ColonnadeError:
             return False
         return True
+
+
+def _sparing(courses: Sequence[Expected], step: int) -> list[Expected]:
+    """Of courses up to a step those that none uses less than: if data last for any of all, then for one of these."""
+    found = {
+        (each.config.train.steps, each.config.train.global_batch_size, each._position_at(step)): each
+        for each in courses
+    }
+
+    def is_needless(uses: tuple[int, ...]) -> bool:
+        return any(
+            other != uses and all(less <= more for less, more in zip(other, uses, strict=True)) for other in found
+        )
+
+    return [each for uses, each in found.items() if not is_needless(uses)]
 
 
 def by_step(changes: Iterable[Change]) -> list[Change]:
