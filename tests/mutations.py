@@ -439,8 +439,9 @@ MUTATIONS = [
     Mutation(
         "a run whose checkpoint has a rollback in it goes on for more steps than its data last",
         "train/rollbacks.py",
-        "    if state.rollbacks:\n",
-        "    if to_do:\n",
+        "    Expected(config, state.step, state.samples).check_lasts(corpus.training, coming)\n",
+        "    if to_do or not state.rollbacks:\n"
+        "        Expected(config, state.step, state.samples).check_lasts(corpus.training, coming)\n",
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
@@ -9041,8 +9042,9 @@ MUTATIONS = [
     Mutation(
         "a run that has returned is not held against its data",
         "train/rollbacks.py",
-        "    if state.rollbacks:\n",
-        "    if False:\n",
+        "    Expected(config, state.step, state.samples).check_lasts(corpus.training, coming)\n",
+        "    if not state.rollbacks:\n"
+        "        Expected(config, state.step, state.samples).check_lasts(corpus.training, coming)\n",
         ("tests/train/test_rollbacks.py",),
     ),
     Mutation(
@@ -9973,6 +9975,13 @@ MUTATIONS = [
         "            courses = _sparing([*courses, *made], change.at)\n",
         "            courses = [*courses, *made]\n",
         ("tests/train/test_changes.py",),
+    ),
+    Mutation(
+        "for a change data have to last from the first step, and not for what is left",
+        "train/in_force.py",
+        "self._mesh.world, earlier, lasts=False)",
+        "self._mesh.world, earlier)",
+        ("tests/train/test_in_force.py",),
     ),
     Mutation(
         "the second half of a character is no half",

@@ -362,6 +362,25 @@ def test_a_change_between_a_return_and_what_makes_the_run_shorter_leaves_data_fo
     assert [each.reason.startswith(told) for each in refused] == [True] * (not taken)
 
 
+def test_data_that_would_not_have_lasted_from_the_first_step_are_enough_for_what_is_left(
+    config: Path, tmp_path: Path
+) -> None:
+    """With larger batches, and fewer steps of them by what comes behind."""
+    began = load(config, ["data.order=all_epochs", "data.epochs=1", "train.steps=21"])
+    larger, shorter = {"train.global_batch_size": 8}, {"train.steps": 9}
+    run = changes(tmp_path / "run", {"change": larger, "at": 4}, {"change": shorter, "at": 6})
+    corpus = open_corpus(began)
+    assert (21 - 1) * 4 < len(corpus.datasets.train) < 21 * 4 + 4
+    state: Any = SimpleNamespace(
+        step=4, samples=(4 + 1) * 4, changes=[], rollbacks=[]
+    )  # a rollback has passed over one
+    following = InForce(began, corpus, Mesh(), Told())  # type: ignore[arg-type]
+    following.read(4, [])
+    assert following.follow(state)[0].train.global_batch_size == 8
+    state.step, state.samples = 6, state.samples + 2 * 8
+    assert following.follow(state)[0].train.steps == 9 and read_decided(run).refused == ()
+
+
 def test_a_change_to_evaluations_that_have_no_label_that_counts_is_refused(config: Path, tmp_path: Path) -> None:
     began, told = load(config, ["train.evaluate_every=0", f"data.no_loss_on={list(range(tiny.VOCAB_SIZE))}"]), Told()
     run = changes(tmp_path / "run", {"change": {"train.evaluate_every": 2}, "at": 2})

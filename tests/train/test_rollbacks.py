@@ -174,21 +174,21 @@ def test_a_return_in_a_folder_that_was_moved_is_held_against_the_changes_that_ar
     assert gone == [6] and saved_steps(moved) == [2, 4]
 
 
-def test_data_that_end_are_held_against_a_run_that_has_returned(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
-    """By what is left behind all batches that it has passed over; a run that never has is none longer than it was."""
+def test_data_that_end_are_held_against_a_run_that_goes_on(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
+    """By what is left behind all batches that it has passed over, in the configuration that is in force."""
     settings, held = load(run / "config.toml"), list[tuple[int, int]]()
     monkeypatch.setattr(change, "check_length", lambda *_, step, position, **__: held.append((step, position)))
     corpus: Any = SimpleNamespace(training=None, curriculum=curriculum_of(settings))
     batch = settings.train.global_batch_size
     known, new = Rollback(to=2, skip=3, id="known"), Rollback(to=4, skip=2, id="new")
     owned = SimpleNamespace(mesh=Mesh())
-    cases = (([], [], None), ([new], [], 2), ([new], [new], 0), ([known], [known], 0), ([known, new], [known], 2))
+    cases = (([], [], 0), ([new], [], 2), ([new], [new], 0), ([known], [known], 0), ([known, new], [known], 2))
     for recorded, done, passed in cases:
         state: Any = SimpleNamespace(step=4, samples=4 * batch, changes=[], ownership=owned)
         held.clear()
         rollbacks.apply(state, settings, corpus, recorded, done)
-        assert state.rollbacks == recorded and state.samples == (4 + (passed or 0)) * batch
-        assert held == ([] if passed is None else [(4, state.samples)])
+        assert state.rollbacks == recorded and state.samples == (4 + passed) * batch
+        assert held == [(4, state.samples)]
 
 
 def test_a_change_that_asks_for_more_data_than_there_are_keeps_no_run_from_returning(

@@ -162,9 +162,10 @@ class Corpus:
         return self.tokenizer.byte_lengths()
 
 
-def open_corpus(config: Config, earlier: Earlier = ()) -> Corpus:
+def open_corpus(config: Config, earlier: Earlier = (), *, lasts: bool = True) -> Corpus:
     """Open everything that [data] names and hold it against [model]; reads no more than headers. `earlier`: what
-    data.blend was before it was changed, see `Mixture`.
+    data.blend was before it was changed, see `Mixture`. `lasts`: refuse data that end before the run, from its first
+    step on; else it is checked from where the run is (`change.Expected`).
     """
     data = config.data
     tokenizer = Tokenizer.load(data.tokenizer) if data.tokenizer is not None else None
@@ -181,7 +182,8 @@ def open_corpus(config: Config, earlier: Earlier = ()) -> Corpus:
 
     datasets = of_length(config.model.seq_length)
     training = samples.training(lambda seq_length: of_length(seq_length).train, curriculum)
-    check_length(config, training, curriculum)
+    if lasts:
+        check_length(config, training, curriculum)
     beside = template_beside(data.tokenizer) if data.tokenizer is not None else None
     is_asked = data.questions is not None
     questions = open_questions(config, tokenizer, windows_of(_files_of(datasets.train)[0])) if is_asked else None
@@ -200,17 +202,17 @@ def _check_labels(corpus: Corpus) -> None:
             )
 
 
-def open_together(config: Config, ranks: Axis, earlier: Earlier = ()) -> Corpus:
+def open_together(config: Config, ranks: Axis, earlier: Earlier = (), *, lasts: bool = True) -> Corpus:
     """As `open_corpus`, on all ranks: ConfigError on all of them where one cannot, or where they read other data."""
     from colonnade.launch.agreement import agree_on_data, on_all_ranks
 
-    corpus = on_all_ranks(lambda: _opened(config, earlier), ranks)
+    corpus = on_all_ranks(lambda: _opened(config, earlier, lasts=lasts), ranks)
     agree_on_data(corpus.properties, ranks)
     return corpus
 
 
-def _opened(config: Config, earlier: Earlier) -> Corpus:
-    corpus = open_corpus(config, earlier)
+def _opened(config: Config, earlier: Earlier, *, lasts: bool) -> Corpus:
+    corpus = open_corpus(config, earlier, lasts=lasts)
     assert corpus.identities, "a run reads files"  # read here, where a failure is everyone's
     return corpus
 

@@ -107,7 +107,7 @@ class InForce:
         config, earlier = in_force(self._began, changes), earlier_blends(self._began, changes)
         if not earlier and _reads(config) == _reads(self._began):
             return config, self._corpus
-        corpus = open_together(config, self._mesh.world, earlier)
+        corpus = open_together(config, self._mesh.world, earlier, lasts=False)
         on_all_ranks(lambda: attach_stored(config, corpus), self._mesh.world)
         return config, corpus
 

@@ -211,9 +211,8 @@ def apply(
         state.samples = each.behind(state.samples, corpus.curriculum)
     state.rollbacks = [*done, *to_do]
     state.learning_rate = learning_rate_of(config, state.rollbacks)
-    if state.rollbacks:
-        coming = _to_come_together(as_it_began(config, state.changes), state)
-        Expected(config, state.step, state.samples).check_lasts(corpus.training, coming)
+    coming = _to_come_together(as_it_began(config, state.changes), state)
+    Expected(config, state.step, state.samples).check_lasts(corpus.training, coming)
 
 
 def _to_come_together(began: Config, state: TrainState) -> list[Change]:
