@@ -9984,6 +9984,13 @@ MUTATIONS = [
         ("tests/train/test_in_force.py",),
     ),
     Mutation(
+        "evaluations that a run goes on with are not held against their samples",
+        "train/in_force.py",
+        "        check_scored(config, corpus, self._mesh.world, step=state.step)\n",
+        "",
+        ("tests/train/test_in_force.py",),
+    ),
+    Mutation(
         "the second half of a character is no half",
         "train/change_requests.py",
         '_HALF = "[\\ud800-\\udfff]"',

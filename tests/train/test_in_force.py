@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from colonnade.config.load import load
+from colonnade.data.writer import TokenFileWriter
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.train import in_force, loop
@@ -25,7 +27,7 @@ from tests import tiny
 from tests.commands import forked, here
 from tests.distributed import run_on_ranks
 from tests.runs import assert_near, assert_same, assert_same_end, events, metrics
-from tests.tiny import TinyCorpus
+from tests.tiny import TinyCorpus, write_config
 from tests.told import Told
 
 assert loop, "imported once, here, and not by every forked rank"
@@ -392,6 +394,31 @@ def test_a_change_to_evaluations_that_have_no_label_that_counts_is_refused(confi
     assert refusal.reason.startswith("no label counts in the first 4 of ")
 
 
+@pytest.mark.parametrize("at_start", ["true", "false"])
+def test_an_evaluation_at_the_start_is_none_behind_it(at_start: str, config: Path, tmp_path: Path) -> None:
+    """No label counts, and nothing is measured any more: a change has nothing to do with it."""
+    keys = ["train.evaluate_every=0", f"train.evaluate_at_start={at_start}"]
+    began = load(config, [*keys, f"data.no_loss_on={list(range(tiny.VOCAB_SIZE))}"])
+    changes(tmp_path / "run", {"change": {"optim.learning_rate": 0.002}, "at": 2})
+    state: Any = SimpleNamespace(step=2, samples=8, changes=[], rollbacks=[])
+    following = InForce(began, open_corpus(began), Mesh(), Told())  # type: ignore[arg-type]
+    following.read(1, [])
+    assert following.follow(state)[0].optim.learning_rate == 0.002
+
+
+def test_a_run_goes_on_with_evaluations_only_where_a_label_counts(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """Told before its next step, and not at the first evaluation."""
+    with TokenFileWriter(tmp_path / "held", np.dtype("<u2")) as writer:
+        writer.add_document([1] * 33 + [2] * 16)
+    file = write_config(corpus, tmp_path)
+    keys = ["data.no_loss_on=[1]", f"data.validation={tmp_path / 'held'}", "train.evaluate_samples=2"]
+    assert here("train", file, *keys, "train.evaluate_every=0", "train.steps=2").status == 0
+    for dry_run in (["--dry-run"], []):
+        answer = here("train", file, *keys, "train.evaluate_every=3", "train.steps=6", *dry_run)
+        assert answer.status == 2 and "no label counts in the first 2 of 3 validation samples" in answer.err, answer
+    assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2]
+
+
 def test_behind_a_return_to_before_a_change_another_configuration_is_in_force(config: Path) -> None:
     """Until the change's step has come again."""
     began, monitor = load(config), Told()
@@ -399,7 +426,7 @@ def test_behind_a_return_to_before_a_change_another_configuration_is_in_force(co
         at=7, values={"optim.learning_rate": 3e-3}, was={"optim.learning_rate": 1e-2}, line="1", position=28
     )
     state: Any = SimpleNamespace(step=9, changes=[change], rollbacks=[])
-    following = InForce(began, None, Mesh(), monitor)  # type: ignore[arg-type]
+    following = InForce(began, open_corpus(began), Mesh(), monitor)  # type: ignore[arg-type]
     assert following.follow(state)[0].optim.learning_rate == 3e-3 and not following.is_over(state)
     state.step, state.changes = 5, []
     assert following.is_over(state)
@@ -496,7 +523,7 @@ def test_a_change_leaves_the_learning_rate_as_low_as_a_rollback_has_made_it(conf
     values, was = {"optim.learning_rate": 3e-3}, {"optim.learning_rate": 1e-2}
     change = Change(at=2, values=values, was=was, line="1", position=8)
     state: Any = SimpleNamespace(step=3, changes=[change], rollbacks=[Rollback(to=1, rate_factor=0.25, rate_until=4)])
-    now, _ = InForce(began, None, Mesh(), monitor).follow(state)  # type: ignore[arg-type]
+    now, _ = InForce(began, open_corpus(began), Mesh(), monitor).follow(state)  # type: ignore[arg-type]
     rate = learning_rate_of(now)
     assert [state.learning_rate(step) for step in (4, 5)] == [rate(4) / 4, rate(5)] != [rate(4), rate(5)]
     assert rate(4) != learning_rate_of(began)(4)

@@ -20,6 +20,7 @@ from colonnade.train.best import evaluations_since_best, none_better
 from colonnade.train.change import Change, Expected, ahead
 from colonnade.train.change_requests import foreseen, returns_of
 from colonnade.train.corpus import Corpus
+from colonnade.train.held_out import check_scored
 from colonnade.train.init_from import Origin
 from colonnade.train.metadata import metadata_of
 from colonnade.train.newest import find
@@ -83,6 +84,7 @@ def beginning_of(config: Config, corpus: Corpus, now: Config, mesh: Mesh, origin
     metadata = metadata_of(path, manifest)
     if metadata.base is not None and origin is not None:
         check_base(path, metadata.base, origin.path, content_together(origin.path, mesh.world))
+    check_scored(now, corpus, mesh.world, step=manifest.step)
     train = now.train
     if manifest.step >= train.steps:
         return f"do nothing: {path} is at step {manifest.step:,} of train.steps = {train.steps:,}"

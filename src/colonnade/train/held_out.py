@@ -54,15 +54,15 @@ class Evaluation:
         return lines
 
 
-def check_scored(config: Config, corpus: Corpus, ranks: Axis) -> None:
-    """ConfigError on all ranks where the run evaluates samples of text in which no label counts; every rank calls this.
-    Reads up to the first that has one.
+def check_scored(config: Config, corpus: Corpus, ranks: Axis, *, step: int) -> None:
+    """ConfigError on all ranks where the run, behind `step`, evaluates samples of text in which no label counts; every
+    rank calls this. Reads up to the first that has one.
     """
     train, part = config.train, corpus.datasets.validation
     if part is None or not isinstance(part.parts[0], GPTDataset):
         return
-    num_samples, every = min(len(part), train.evaluate_samples), train.evaluation_interval
-    if not (every or train.evaluate_at_start):
+    num_samples = min(len(part), train.evaluate_samples)
+    if not ((train.evaluation_interval and step < train.steps) or (train.evaluate_at_start and step == 0)):
         return
     if not on_all_ranks(lambda: any(_counts(part, number) for number in range(num_samples)), ranks):
         more = "Set train.evaluate_samples higher, or give" if num_samples < len(part) else "Give"

@@ -78,7 +78,9 @@ class InForce:
         return any(each.at == state.step < each.values.get("train.steps", 0) for each in self._to_come(state))
 
     def follow(self, state: TrainState) -> tuple[Config, Corpus]:
-        """What is in force from the next step on, with all changes of the last one made; every rank calls this."""
+        """What is in force from the next step on, with all changes of the last one made; every rank calls this.
+        ConfigError where it would evaluate what nothing counts in.
+        """
         config, corpus = self._at(state.changes)
         coming = self._to_come(state)
         for number, change in enumerate(coming, 1):
@@ -89,13 +91,14 @@ class InForce:
                 found = self._at([*state.changes, made])
                 before, then = (Expected(each, state.step, state.samples) for each in (config, found[0]))
                 before.check_leads_to(then, coming[number:], corpus.training, found[1].training)
-                check_scored(*found, self._mesh.world)
+                check_scored(*found, self._mesh.world, step=state.step)
             except ColonnadeError as error:
                 self._refuse(change, str(error))
                 continue
             self._say(made, config, found[0])
             config, corpus = found
             state.changes = [*state.changes, made]
+        check_scored(config, corpus, self._mesh.world, step=state.step)
         state.learning_rate = learning_rate_of(config, state.rollbacks)
         state.optimizer = optimizer_of(config)
         train, patient = config.train, config.checkpoint.retry_for > 0

@@ -129,7 +129,7 @@ def main(
             drawn, products = begins(config, mesh.world), decision.products
             if drawn:
                 check_evaluations(config, corpus.datasets)
-                check_scored(config, corpus, mesh.world)
+                check_scored(config, corpus, mesh.world, step=0)
             has_base = config.lora.rank > 0 and config.train.init_from is not None
             origin = init_from.opened(config, corpus, mesh.world, begins=drawn) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
