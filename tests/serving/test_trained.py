@@ -326,6 +326,24 @@ def test_no_such_device_or_precision(finished: Finished, device: str, precision:
         pass
 
 
+def test_gpus_are_counted_when_what_their_driver_reads_is_there(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "set, so that it is put back")
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+
+    def count() -> int:
+        assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+        raise InterruptedError
+
+    monkeypatch.setattr(torch.cuda, "device_count", count)
+    with (
+        pytest.raises(InterruptedError),
+        trained.opened(finished.folder, tp=1, device="auto", precision=None),
+    ):
+        pass
+
+
 def test_a_tp_that_does_not_divide_is_refused_before_the_ranks_meet(finished: Finished) -> None:
     for tp in (3, 4):
         with (

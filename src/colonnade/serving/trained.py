@@ -40,7 +40,7 @@ from colonnade.huggingface.peft import is_peft
 from colonnade.launch.agreement import on_all_ranks
 from colonnade.launch.devices import choose_device
 from colonnade.launch.join import joined
-from colonnade.launch.launch import num_local_ranks
+from colonnade.launch.launch import ask_for_queues, num_local_ranks
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT
@@ -184,6 +184,7 @@ def opened(
     _, config, metadata = described(checkpoint)
     check_given_base(checkpoint, metadata.base, base)
     _check_layout(checkpoint, config.model, tp, pp)
+    ask_for_queues()
     choose_device(device, torch.cuda.device_count(), num_local_ranks(), by_option=True)
     size = trained_architecture(config, metadata.model.vocab_size).num_parameters
     used = InUse(checkpoint, size, precision or config.train.precision, tuple(to_take_less))
