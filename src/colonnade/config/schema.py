@@ -191,7 +191,8 @@ class CurriculumConfig(Section):
     choice and preferences, the tokens of one count."""
     seq_length: Sizes = ()
     """[tokens] Sequence length of each phase: a divisor of model.seq_length; the last is model.seq_length. Samples of
-    that length are cut in pieces, so that every token is used once an epoch."""
+    that length are cut in pieces, so that every token is used once an epoch. With data.packing = "whole", and for
+    model.head = "preferences", all are model.seq_length, so that batches alone grow."""
     global_batch_size: Sizes = ()
     """[sequences] Global batch of each phase, in sequences of its length; the last is train.global_batch_size."""
 
