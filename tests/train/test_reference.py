@@ -187,7 +187,7 @@ def test_what_the_reference_thinks_is_computed_once_and_given_to_all_pairs(
 def test_a_file_says_all_that_log_probabilities_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights too, where they are there, and how those were drawn that they lack."""
     lacking: set[str] = set()
-    origin = SimpleNamespace(path=tmp_path / "begun", leaves_drawn=lambda weights: lacking)
+    origin = SimpleNamespace(path=tmp_path / "begun", leaves_drawn=lambda weights: bool(lacking))
     monkeypatch.setattr(reference, "model_metadata", lambda model, vocab_size: {"size": [vocab_size]})
     monkeypatch.setattr(reference, "architecture_of", lambda model, vocab_size: SimpleNamespace(weights=dict))
     monkeypatch.setattr(reference, "origin_at", lambda source: origin)

@@ -142,7 +142,7 @@ def a_teacher_is_asked_about_what_is_read(config: Config) -> Messages:
 
 def whole_documents_stay_whole(config: Config) -> Messages:
     length = config.model.seq_length
-    shorter = next((each for each in config.curriculum.seq_length if each != length), None)
+    shorter = config.curriculum.other_than(length)
     if config.data.packing == "whole" and shorter is not None:
         yield (
             f"curriculum.seq_length has {shorter} before model.seq_length = {length}: samples are cut in pieces in "

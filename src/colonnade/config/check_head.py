@@ -84,7 +84,7 @@ def preferences_have_a_reference(config: Config) -> Messages:
             "without them nothing says what answers are likely. Name a model that was fine-tuned on conversations."
         )
     length = config.model.seq_length
-    shorter = next((each for each in config.curriculum.seq_length if each != length), None)
+    shorter = config.curriculum.other_than(length)
     if shorter is not None:
         yield (
             f"curriculum.seq_length has {shorter} beside model.seq_length = {length}, and model.head = "

@@ -196,6 +196,10 @@ class CurriculumConfig(Section):
     global_batch_size: Sizes = ()
     """[sequences] Global batch of each phase, in sequences of its length; the last is train.global_batch_size."""
 
+    def other_than(self, seq_length: int) -> int | None:
+        """[tokens] The length of the first phase that has not this one; None where there is none."""
+        return next((each for each in self.seq_length if each != seq_length), None)
+
 
 class TrainConfig(Section):
     """The length of the run, its batches, its number format and what it reports."""

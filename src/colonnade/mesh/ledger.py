@@ -77,6 +77,7 @@ class Flight:
 
     @property
     def is_over(self) -> bool:
+        """Whether the device is done with it. One that has failed is over too: the program's own wait tells of that."""
         if self.done is not None:
             return bool(self.done.query())
         work = None if self.work is None else self.work()

@@ -52,7 +52,7 @@ def measure_part(
     read = min(wanted, len(part))
     notes = [f"the first {read:,} of {len(part):,} samples of the {name} part; --samples reads more"]
     notes = [*(notes if read < len(part) else []), *([note] if note else []), *corpus.other_labels]
-    found = {**asdict(cast(Any, result.found)), **result.found.numbers()}
+    found = {**asdict(cast(Any, result.found)), **result.found.numbers()}  # fields too: they were there first
     found.pop("notes", None)
     numbers = {"part": name, "samples": read, "samples_of_part": len(part), **found}
     if result.each:

@@ -71,9 +71,9 @@ class Origin:
     unused: frozenset[str] = frozenset()
     """Weights that are there, and mean something else than those of these names here."""
 
-    def leaves_drawn(self, stated: Mapping[str, Weight]) -> set[str]:
-        """Weights of a model that it lacks, or lacks rows of: there the model keeps what was drawn."""
-        return {name for name, weight in stated.items() if self.shapes.get(name, ()) < weight.shape}
+    def leaves_drawn(self, stated: Mapping[str, Weight]) -> bool:
+        """Whether it lacks weights of a model, or rows of them: there the model keeps what was drawn."""
+        return any(self.shapes.get(name, ()) < weight.shape for name, weight in stated.items())
 
 
 def opened(config: Config, corpus: Corpus, ranks: Axis, *, begins: bool) -> Origin | None:
