@@ -770,8 +770,8 @@ MUTATIONS = [
     Mutation(
         "metrics.jsonl has numbers that JSON has not",
         "train/lines.py",
-        "write_line(file, json_of(line))",
-        "write_line(file, json.dumps(line))",
+        "append_text(path, json_of(line))",
+        "append_text(path, json.dumps(line))",
         ("tests/train/test_lines.py",),
     ),
     Mutation(
@@ -3921,8 +3921,8 @@ MUTATIONS = [
     Mutation(
         "a request, or an event, is written behind a line without an end",
         "train/lines.py",
-        'stream.write(b"\\n" * torn + text.encode() + b"\\n")',
-        'stream.write(text.encode() + b"\\n")',
+        'file.write(b"\\n" * torn + text.encode() + b"\\n")',
+        'file.write(text.encode() + b"\\n")',
         ("tests/train/test_change_requests.py", "tests/train/test_lines.py"),
     ),
     Mutation(

@@ -37,6 +37,7 @@ from colonnade.train.corpus import curriculum_of
 from colonnade.train.rollback import Rollback
 from colonnade.train.run_folder import CHANGES, DECIDED
 from tests.commands import Answer, forked, here
+from tests.disks import room_for
 from tests.runs import Finished, metrics
 from tests.tiny import TinyCorpus
 
@@ -270,6 +271,16 @@ def test_a_request_behind_a_line_without_an_end_is_a_line_of_its_own(finished: F
     ask(run, {"change": {"optim.learning_rate": 4e-3}})
     assert [line.is_whole for line in lines_of(run)] == [True] * 4
     assert [line.text for line in lines_of(run)] == [rate(value) for value in (1e-3, 2e-3, 3e-3, 4e-3)]
+
+
+def test_of_a_request_for_which_the_disk_has_no_room_nothing_stays(finished: Finished, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    shutil.rmtree(run / "checkpoints" / "step_00000006")
+    with room_for(30), pytest.raises(ConfigError, match="cannot be written: File too large"):
+        ask(run, json.loads(rate(1e-3)))
+    assert (run / CHANGES).read_bytes() == b""
+    ask(run, json.loads(rate(1e-3)))
+    assert [line.text for line in lines_of(run)] == [rate(1e-3)]
 
 
 def test_a_run_that_has_ended_is_prolonged_by_a_change_of_its_steps(finished: Finished, tmp_path: Path) -> None:

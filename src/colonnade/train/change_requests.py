@@ -8,7 +8,6 @@ before that step, or is started again, changes there as it did.
 """
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -38,7 +37,7 @@ from colonnade.train.change import (
     conflicts,
     was,
 )
-from colonnade.train.lines import write_line
+from colonnade.train.lines import append_text
 from colonnade.train.monitor import METRICS, last_step
 from colonnade.train.rollback import Rollback
 from colonnade.train.run_folder import CHANGES, DECIDED, checkpoints
@@ -261,10 +260,7 @@ def ask(run: Path, request: dict[str, Any]) -> None:
         raise ConfigError(f"{run} is not changed: {error}") from None
     file = run / CHANGES
     try:
-        with file.open("ab+") as stream:
-            write_line(stream, text)
-            stream.flush()
-            os.fsync(stream.fileno())
+        append_text(file, text, sync=True)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}. Fix that, and ask again.") from error
 

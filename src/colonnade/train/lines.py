@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from colonnade.errors import CheckpointError, ConfigError, DiskError, of_the_disk
 from colonnade.outputs import json_of
@@ -85,27 +85,31 @@ def step_in(line: Mapping[str, Any] | None) -> int:
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Write a line at the end of a file; ConfigError where that is impossible. Of one that could be written in part,
-    nothing stays.
+    """`append_text` of an object; ConfigError where that is impossible."""
+    try:
+        append_text(path, json_of(line))
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def append_text(path: Path, text: str, *, sync: bool = False) -> None:
+    """Write a text at the end of a file, on a line of its own: the one before may have been cut off. Of one that could
+    be written in part, nothing stays. `sync`: return when it is on the disk.
     """
     size = None
     try:
         with path.open("ab+") as file:
             size = file.seek(0, os.SEEK_END)
-            write_line(file, json_of(line))
-    except OSError as error:
+            file.seek(max(0, size - 1))
+            torn = file.read(1) not in (b"", b"\n")
+            file.write(b"\n" * torn + text.encode() + b"\n")
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError:
         if size is not None:
             cut(path, size)
-        raise unwritable(path, error) from error
-
-
-def write_line(stream: IO[bytes], text: str) -> None:
-    """At the end of a file that is open for reading and appending, on a line of its own: the one before may have been
-    cut off.
-    """
-    stream.seek(max(0, stream.seek(0, os.SEEK_END) - 1))
-    torn = stream.read(1) not in (b"", b"\n")
-    stream.write(b"\n" * torn + text.encode() + b"\n")
+        raise
 
 
 def cut(path: Path, size: int) -> None:
