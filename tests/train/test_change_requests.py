@@ -266,6 +266,7 @@ def test_a_request_behind_a_line_without_an_end_is_a_line_of_its_own(finished: F
     run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:4]))  # two steps are left
+    shutil.rmtree(run / "checkpoints" / "step_00000006")
     write(run, rate(1e-3), rate(2e-3), end="")
     ask(run, {"change": {"optim.learning_rate": 3e-3}})
     ask(run, {"change": {"optim.learning_rate": 4e-3}})
@@ -565,6 +566,7 @@ def test_what_is_asked_of_a_run_that_its_patience_has_ended_is_refused(finished:
     (run / "metrics.jsonl").write_text(
         '{"step": 3, "validation_loss": 1.0}\n{"step": 4, "validation_loss": 2.0, "loss": 2.0}\n'
     )
+    shutil.rmtree(run / "checkpoints" / "step_00000006")
     assert load(run / "config.toml").train.patience == 1
     with pytest.raises(ConfigError, match="is not changed: it has ended with step 4"):
         ask(run, {"change": {"optim.learning_rate": 1e-3}})
@@ -656,3 +658,12 @@ def test_what_a_run_that_stands_still_will_do_again_is_not_over(finished: Finish
     assert listed(run)[0] == "changes behind step 5: optim.learning_rate = 0.001"
     (run / "lock").write_text(json.dumps(Holder("colonnade train", gethostname(), 2**22 + 1, "", "")._asdict()))
     ask(run, request)
+
+
+def test_what_a_checkpoint_has_is_over_though_its_lines_are_lost(finished: Finished, tmp_path: Path) -> None:
+    """The run goes on from it."""
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    shutil.rmtree(run / "checkpoints" / "step_00000006")
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(ConfigError, match="step 3 is over: the run has done 4"):
+        ask(run, {**json.loads(rate(1e-3)), "at": 3})

@@ -140,7 +140,7 @@ def _asked_and_done(run: Path) -> tuple[list[Line], int]:
     try:
         lines, done, holder = lines_of(run), last_step(run / METRICS), holder_of(run)
         is_at_work = holder is not None and not holder.is_dead()
-        return lines, done if is_at_work else min(done, newest_step(checkpoints(run)))
+        return lines, done if is_at_work else newest_step(checkpoints(run))
     except OSError as error:
         raise ConfigError(
             f"{error.filename} cannot be read: {error.strerror}. Put the file of the run back, or remove what stands "
