@@ -3914,7 +3914,7 @@ MUTATIONS = [
     Mutation(
         "what a run that stands still will do again is over",
         "train/change_requests.py",
-        "return lines, done if is_at_work else",
+        "return lines, done if is_held(run) else",
         "return lines, done if True else",
         ("tests/train/test_change_requests.py",),
     ),
@@ -10836,6 +10836,13 @@ MUTATIONS = [
         "            self._may_be_bad = False\n",
         "",
         ("tests/train/test_damaged.py",),
+    ),
+    Mutation(
+        "who looks whether a folder is held keeps others from taking it",
+        "lock.py",
+        "(has_it and not is_first) or",
+        "has_it or",
+        ("tests/test_lock.py",),
     ),
 ]
 

@@ -18,7 +18,7 @@ import pytest
 
 from colonnade import lock as module
 from colonnade.errors import LockError
-from colonnade.lock import Holder, Lock, holder_of, locked
+from colonnade.lock import Holder, Lock, holder_of, is_held, locked
 from tests.disks import room_for
 
 HOLD = """
@@ -360,6 +360,26 @@ def test_who_is_refused_waits_until_the_holder_has_signed(
 
 
 @pytest.mark.usefixtures("kind")
+def test_whether_a_folder_is_held_is_known_of_other_machines_holders_too(tmp_path: Path, kind: str) -> None:
+    """Where the kernel has locks: what a killed holder has left says no more. Else its file is believed."""
+    assert not is_held(tmp_path)
+    with locked(tmp_path, "test"):
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path)
+    for host, is_unknown in ((socket.gethostname(), False), ("elsewhere", kind == "no flock")):
+        (tmp_path / "lock").write_text(json.dumps(Holder("killed", host, 2**22 + 1, "", "")._asdict()))
+        assert is_held(tmp_path) == is_unknown
+
+
+def test_who_looks_whether_a_folder_is_held_hinders_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lock").touch()
+    looking = os.open(tmp_path / "lock", os.O_RDONLY)
+    module.fcntl.flock(looking, module.fcntl.LOCK_SH)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: os.close(looking))
+    with locked(tmp_path, "test"):
+        assert is_held(tmp_path)
+
+
 def test_a_disk_without_room_for_the_lock_names_it(tmp_path: Path) -> None:
     """And it can be taken when there is room again."""
     with room_for(0), pytest.raises(OSError, match="File too large") as full, locked(tmp_path, "test"):

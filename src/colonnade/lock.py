@@ -148,8 +148,28 @@ def holder_of(folder: Path, *, name: str = NAME) -> Holder | None:
         return None
 
 
+def is_held(folder: Path, *, name: str = NAME) -> bool:
+    """Whether somebody holds a folder: the kernel knows; where it has no such locks, what the file says."""
+    try:
+        descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        holder = holder_of(folder, name=name)
+        return holder is not None and not holder.is_dead()
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _take(path: Path, purpose: str, refusal: _Refusal) -> Lock:
-    end = time.monotonic() + _PATIENCE_SECONDS
+    end, is_first = time.monotonic() + _PATIENCE_SECONDS, True
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -161,9 +181,11 @@ def _take(path: Path, purpose: str, refusal: _Refusal) -> Lock:
             if not isinstance(error, BlockingIOError):
                 raise
             holder = holder_of(path.parent, name=path.name)
-            if holder is None or not holder.is_dead() or time.monotonic() > end:
+            has_it = holder is None or not holder.is_dead()
+            if (has_it and not is_first) or time.monotonic() > end:
                 raise refusal.error(path) from None
-            time.sleep(_POLL_SECONDS)  # its children are just ending
+            is_first = False
+            time.sleep(_POLL_SECONDS)  # its children are just ending, or it was but looked at
             continue
         if _is_that_file(path, descriptor):
             try:

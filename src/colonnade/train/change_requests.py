@@ -23,7 +23,7 @@ from colonnade.checkpoint.names import newest_step
 from colonnade.config.load import load, value_of
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, ConfigError, hidden, without_credentials
-from colonnade.lock import holder_of
+from colonnade.lock import is_held
 from colonnade.train import rollback
 from colonnade.train.best import evaluations_since_best, none_better
 from colonnade.train.change import (
@@ -138,9 +138,8 @@ def _asked_and_done(run: Path) -> tuple[list[Line], int]:
     it goes on from. ConfigError where its files cannot be read.
     """
     try:
-        lines, done, holder = lines_of(run), last_step(run / METRICS), holder_of(run)
-        is_at_work = holder is not None and not holder.is_dead()
-        return lines, done if is_at_work else newest_step(checkpoints(run))
+        lines, done = lines_of(run), last_step(run / METRICS)
+        return lines, done if is_held(run) else newest_step(checkpoints(run))
     except OSError as error:
         raise ConfigError(
             f"{error.filename} cannot be read: {error.strerror}. Put the file of the run back, or remove what stands "
