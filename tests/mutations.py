@@ -10844,6 +10844,13 @@ MUTATIONS = [
         "has_it or",
         ("tests/test_lock.py",),
     ),
+    Mutation(
+        "a run's folder that is away for a while is a mistake of its user",
+        "train/run_folder.py",
+        "    except DiskError:\n        raise\n",
+        "",
+        ("tests/train/test_run_folder.py",),
+    ),
 ]
 
 

@@ -175,14 +175,18 @@ class MemoryShortError(ColonnadeError):
     """A model, or a step of it, that does not fit into the memory that is there."""
 
 
-def of_the_disk(message: str, error: OSError) -> ConfigError:
-    """What to raise of what a disk refuses: a DiskError where it may get over it."""
-    return (DiskError if error.errno in PASSING else ConfigError)(message)
+def of_the_disk(message: str, error: Exception) -> ConfigError:
+    """What to raise of what cannot be read or written: a DiskError where its disk may get over it."""
+    return (DiskError if _passes(error) else ConfigError)(message)
 
 
 def name_of(error: BaseException) -> str:
     """The kind of an error, by which whoever starts ranks again knows a DiskError, raised as such or by the system."""
-    return (DiskError if isinstance(error, OSError) and error.errno in PASSING else type(error)).__name__
+    return (DiskError if _passes(error) else type(error)).__name__
+
+
+def _passes(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in PASSING
 
 
 def mistake(error: BaseException) -> str | None:

@@ -1,13 +1,18 @@
 """Whose folder it is: the same run goes on, another one is told what differs, and nothing is left half-written."""
 
+import errno
+import os
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from colonnade.atomic import write_whole
 from colonnade.config.load import load, to_toml
 from colonnade.errors import ConfigError, DiskError
+from colonnade.train.change_requests import read_decided
+from colonnade.train.rollback import read as returns
 from colonnade.train.run_folder import (
     CHANGES,
     DECIDED,
@@ -206,3 +211,26 @@ def test_a_run_that_goes_on_as_it_was_asks_nothing_of_a_full_disk(corpus: TinyCo
         with pytest.raises(DiskError, match=r"run\.folder = .* cannot be written: File too large"):
             occupy(longer)
     assert snapshot(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ESTALE, DiskError), (errno.EACCES, ConfigError)], ids=["away", "forbidden"]
+)
+@pytest.mark.parametrize("read", ["config.toml", ROLLBACKS, DECIDED])
+def test_what_a_disk_does_not_give_back_for_a_while_is_told_from_what_it_refuses(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str, number: int, kind: type[ConfigError]
+) -> None:
+    """A run that is started again waits for the former."""
+
+    def away(path: Path, *words: Any, **more: Any) -> Any:
+        raise OSError(number, os.strerror(number), str(path))
+
+    settings = config(corpus, tmp_path)
+    occupy(settings)
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1}\n')
+    begin = {"config.toml": lambda: occupy(settings), ROLLBACKS: lambda: returns(tmp_path / "run")}
+    for what in ("read_bytes", "read_text"):
+        monkeypatch.setattr(Path, what, away)
+    with pytest.raises(ConfigError, match=rf"{read} .*cannot be read") as told:
+        begin.get(read, lambda: read_decided(tmp_path / "run"))()
+    assert type(told.value) is kind

@@ -21,7 +21,7 @@ from colonnade.config.describe import all_keys, as_toml, sections, short
 from colonnade.config.presets import with_preset
 from colonnade.config.problems import meant_by, sort_keys, values_refused
 from colonnade.config.schema import Config
-from colonnade.errors import ConfigError, hidden
+from colonnade.errors import ConfigError, hidden, of_the_disk
 
 TomlTable = dict[str, Any]
 DEEPEST = 8  # tables and lists within each other
@@ -46,7 +46,9 @@ class TomlFile:
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path} is not a text file in UTF-8 ({error}). Save it as UTF-8.") from error
         except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}. Name a configuration file (.toml).") from error
+            raise of_the_disk(
+                f"{path} cannot be read: {error.strerror}. Name a configuration file (.toml).", error
+            ) from error
 
     def __str__(self) -> str:
         return str(self.path)

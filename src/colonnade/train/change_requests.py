@@ -22,7 +22,7 @@ from colonnade.atomic import write_whole
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.load import load, value_of
 from colonnade.config.schema import Config
-from colonnade.errors import ColonnadeError, ConfigError, hidden, without_credentials
+from colonnade.errors import ColonnadeError, ConfigError, hidden, of_the_disk, without_credentials
 from colonnade.lock import is_held
 from colonnade.train import rollback
 from colonnade.train.best import evaluations_since_best, none_better
@@ -103,9 +103,10 @@ def read_decided(run: Path) -> Decided:
     except FileNotFoundError:
         return Decided()
     except (OSError, ValidationError) as error:
-        raise ConfigError(
+        raise of_the_disk(
             f"{run / DECIDED} cannot be read ({type(error).__name__}): it says which changes the run has made at which "
-            "steps. Put it back; without it (remove it) all lines of changes.jsonl are new."
+            "steps. Put it back; without it (remove it) all lines of changes.jsonl are new.",
+            error,
         ) from None
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from colonnade.atomic import write_whole
 from colonnade.checkpoint.names import Count
 from colonnade.data.curriculum import Curriculum
-from colonnade.errors import ConfigError
+from colonnade.errors import of_the_disk
 from colonnade.train.run_folder import ROLLBACKS
 
 
@@ -73,9 +73,10 @@ def read(run: Path) -> list[Rollback]:
     except FileNotFoundError:
         return []
     except (OSError, ValidationError) as error:
-        raise ConfigError(
+        raise of_the_disk(
             f"{file} cannot be read: {type(error).__name__}. It says which batches the run has passed over. Put it "
-            "back; without it (remove it) the run goes on as its newest checkpoint says."
+            "back; without it (remove it) the run goes on as its newest checkpoint says.",
+            error,
         ) from None
 
 

@@ -12,7 +12,7 @@ from colonnade.config.compare import difference
 from colonnade.config.describe import all_keys
 from colonnade.config.load import load, to_toml
 from colonnade.config.schema import Config
-from colonnade.errors import ConfigError, of_the_disk
+from colonnade.errors import ConfigError, DiskError, of_the_disk
 
 ROLLBACKS = "rollbacks.json"
 """The rollbacks of a run: see `rollbacks.py`."""
@@ -126,6 +126,8 @@ def _before(written: Path) -> Config:
     """The configuration that the run in this folder was last started with."""
     try:
         return load(written, [])
+    except DiskError:
+        raise
     except ConfigError as error:
         saved = _saved(written.parent)
         fix = f"Copy {saved[-1] / written.name} over it" if saved else "Remove it, for there is no checkpoint beside it"
