@@ -434,6 +434,22 @@ def test_nor_is_what_was_saved_forgotten_at_the_first_failure(fake: Any, monkeyp
     assert status == 0 and [event["saved"] for event in events(made.run) if event["event"] == "restart"] == [10]
 
 
+def test_a_run_that_cannot_be_written_is_looked_into(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a file system refuses to remove what is not there, too."""
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    def read_only(run: Path) -> Ended:
+        end = after(killed(2), 10)(run)
+        monkeypatch.setattr(Path, "unlink", refused)
+        return end
+
+    status, made = fake(read_only, after(DONE, 20))
+    assert status == 0 and made.slept == [0.0]
+    assert [event["saved"] for event in events(made.run) if event["event"] == "restart"] == [10]
+
+
 def test_fewer_ranks_are_fitted_when_the_run_can_be_looked_into(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which layouts fit goes by what was changed in it; where it stays lost, by the configuration."""
     for times in (2, 1000):

@@ -220,9 +220,10 @@ class Restarts:
         """
 
         def look() -> bool:
-            (self._folder / LEAVE_FILE).unlink(missing_ok=True)
-            stop = (self._folder / STOP_FILE).exists()
+            stop, leave = (self._folder / STOP_FILE).exists(), self._folder / LEAVE_FILE
             self.seen = last_step(self._folder / METRICS), self._saved()
+            if leave.exists():  # a file system that is read-only refuses to remove what is not there, too
+                leave.unlink(missing_ok=True)
             return stop
 
         return _patiently(look, lambda: False, tries=TRIES if patiently else 1), *self.seen
