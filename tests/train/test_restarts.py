@@ -162,7 +162,9 @@ def test_what_a_disk_refuses_behind_the_first_start_is_waited_out(
     assert [round(each) for each in made.slept] == [0, 10, 10, 10, 10, 5]
     faults = [(each["what"], each["place"]) for each in events(made.run) if each["event"] == "fault"]
     assert faults == [("killed", 2), *[("disk refused", 0)] * 4, ("killed", 2)]
-    told = "No space left: what its disk refuses is waited out, to go on from step 10, in 10"
+    told = (
+        "No space left\nIt is started again by itself: what its disk refuses is waited out, to go on from step 10, in"
+    )
     assert told in capsys.readouterr().err
 
 

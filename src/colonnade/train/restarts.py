@@ -254,7 +254,8 @@ class Restarts:
         self._event("fault", what=str(attempt.kind), cause=attempt.cause, place=attempt.place, step=attempt.step)
         if decision.again:
             self._event("restart", reason=decision.reason, wait=decision.wait, saved=attempt.saved)
-            _say(f"{attempt.cause}: {decision.reason}{f', in {decision.wait:.3g} s' if decision.wait else ''}.")
+            so = "\nIt is started again by itself" if attempt.kind == Kind.DISK else ""  # the cause asks somebody to
+            _say(f"{attempt.cause}{so}: {decision.reason}{f', in {decision.wait:.3g} s' if decision.wait else ''}.")
             return
         self._event(NO_RESTART, reason=decision.reason)
         if attempt.kind != Kind.MISTAKE:
