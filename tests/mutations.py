@@ -10851,6 +10851,13 @@ MUTATIONS = [
         "",
         ("tests/train/test_run_folder.py",),
     ),
+    Mutation(
+        "a run whose disk is not mounted any more begins anew where it was",
+        "train/restarts.py",
+        "            if self.attempts:\n                self._check_folder()\n",
+        "",
+        ("tests/train/test_restarts.py",),
+    ),
 ]
 
 

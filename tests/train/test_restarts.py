@@ -25,6 +25,7 @@ from colonnade.train import memory_folder, restarts
 from colonnade.train.change import BATCH, Change
 from colonnade.train.change_requests import Decided, write_decided
 from colonnade.train.interrupt import STOPPED, Interrupt, Request
+from colonnade.train.monitor import last_step
 from colonnade.train.restarts import POLL, TRIES, Restarts, kind_of
 from colonnade.train.save_retries import SaveRetries
 from tests.commands import environment, forked, ranks_of
@@ -101,6 +102,7 @@ def fake(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
     def run(*ends: Callable[[Path], Ended], keys: Sequence[str] = (), gpus: Iterable[int] = ()) -> tuple[int, Fake]:
         folder = tmp_path / "run"
         folder.mkdir(exist_ok=True)
+        (folder / "lock").touch()
         made = Fake(iter(ends), folder)
         monkeypatch.setattr(restarts.launch, "run_on", made)
         monkeypatch.setattr(restarts.time, "sleep", made.slept.append)
@@ -450,6 +452,31 @@ def test_a_run_that_cannot_be_written_is_looked_into(fake: Any, monkeypatch: pyt
     status, made = fake(read_only, after(DONE, 20))
     assert status == 0 and made.slept == [0.0]
     assert [event["saved"] for event in events(made.run) if event["event"] == "restart"] == [10]
+
+
+@pytest.mark.parametrize(("back", "starts"), [(2, 2), (TRIES, 2), (1000, 1)])
+def test_where_its_folder_is_gone_no_run_begins_anew(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, back: int, starts: int
+) -> None:
+    """The disk is not mounted: the folder would be made on another one. It goes on when that is back."""
+    slept = list[float]()
+
+    def away(run: Path) -> Ended:
+        end, aside = after(killed(2), 10)(run), run.with_name("aside")
+        run.rename(aside)
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            if len(slept) == back:
+                aside.rename(run)
+
+        monkeypatch.setattr(restarts.time, "sleep", sleep)
+        return end
+
+    status, made = fake(away, after(DONE, 20), keys=["checkpoint.retry_for=0"])
+    assert len(made.started) == starts and made.run.exists() == (status == 0) == (starts == 2)
+    if status == 0:
+        assert last_step(made.run / "metrics.jsonl") == 21
 
 
 def test_fewer_ranks_are_fitted_when_the_run_can_be_looked_into(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ Everything is decided in the process that was started by hand, which imports no 
 Each failure and each decision is an event, written while no rank runs.
 """
 
+import errno
 import signal
 import sys
 import time
@@ -27,6 +28,7 @@ from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus, gpus_now
 from colonnade.launch.restart_policy import ENDS, NO_RESTART, Attempt, Decision, Kind, decide
 from colonnade.launch.supervisor import CRASH, EXCEPTION, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, At, Cause, Ended
+from colonnade.lock import NAME as LOCK
 from colonnade.train.interrupt import STOPPED, is_there
 from colonnade.train.memory_folder import folder_for
 from colonnade.train.monitor import METRICS, last_step, write_event
@@ -130,6 +132,8 @@ class Restarts:
         reduced = fit.num_ranks < self.config.parallel.num_ranks
         began, self.began = self.began, self.began or time.monotonic()
         try:
+            if self.attempts:
+                self._check_folder()
             return launch.run_on(
                 places,
                 [*self.command, *fit.overrides(self.config)],
@@ -142,10 +146,17 @@ class Restarts:
                 fault=self._fault(),
                 began=began,
             )
-        except OSError as error:  # of the folder for temporary files
+        except OSError as error:  # of the run's folder, or of that for temporary files
             if not self.attempts or name_of(error) != DISK:
                 raise
             return Ended(USER_MISTAKE, False, Cause(None, MISTAKE, f"{DISK}: {error}", time.monotonic()))
+
+    def _check_folder(self) -> None:
+        """OSError where what this process has locked is not there: ranks would make it, and begin anew."""
+        lock = self._folder / LOCK
+        if not lock.exists():
+            gone = "gone, though the run holds it: its folder was moved, or the disk is not mounted"
+            raise OSError(errno.ESTALE, gone, str(lock))
 
     def _fault(self) -> tuple[float, int] | None:
         """When the fault that the next start comes after was noticed, and the last step before it."""
@@ -220,6 +231,7 @@ class Restarts:
         """
 
         def look() -> bool:
+            self._check_folder()
             stop, leave = (self._folder / STOP_FILE).exists(), self._folder / LEAVE_FILE
             self.seen = last_step(self._folder / METRICS), self._saved()
             if leave.exists():  # a file system that is read-only refuses to remove what is not there, too
