@@ -2006,6 +2006,13 @@ MUTATIONS = [
         (SIMULATE,),
     ),
     Mutation(
+        "any number of messages are on the link between two stages at once",
+        "pipeline/simulate.py",
+        "there = max(ended, self.free.get(link, 0.0)) + each.transfer",
+        "there = ended + each.transfer",
+        (SIMULATE, "tests/planner/test_whole_estimate.py"),
+    ),
+    Mutation(
         "stages that share cores do not wait for transfers",
         "pipeline/simulate.py",
         "        if start > self.now:\n            return start\n",
@@ -7884,10 +7891,10 @@ MUTATIONS = [
         ("tests/config/test_check.py",),
     ),
     Mutation(
-        "on shared cores a stage waits for a transfer from itself",
+        "a stage waits for a transfer from itself",
         "pipeline/simulate.py",
-        "transfers = (self.durations[n.chunk].transfer * (n.chunk % num_stages != stage) for n in needs)",
-        "transfers = (self.durations[n.chunk].transfer for n in needs)",
+        "return (self.ended if need.chunk % self.num_stages == stage else self.arrived)[need]",
+        "return self.arrived.get(need, self.ended[need])",
         ("tests/pipeline/test_simulate.py",),
     ),
     Mutation(

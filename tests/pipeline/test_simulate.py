@@ -6,9 +6,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
+from colonnade.pipeline.messages import sends
 from colonnade.pipeline.schedule import Action, Kind, all_actions, each, in_turn
 from colonnade.pipeline.simulate import Durations, IllegalSchedule, peak_activations, simulate
 from tests.pipeline.shapes import Shape, shapes
+
+PACES = pytest.mark.parametrize("pace", [None, lambda busy: 1.0], ids=["apart", "at a pace"])
 
 
 def listed(text: str) -> list[Action]:
@@ -32,13 +35,15 @@ def test_every_schedule_is_legal_and_ends_whatever_things_last(shape: Shape) -> 
 
 
 def test_a_stage_waits_for_no_transfer_from_itself() -> None:
-    """Of backward behind its own forward; nor where cores are shared."""
+    """Of backward behind its own forward, and of weight gradients behind that; nor where cores are shared."""
     lists = all_actions("1f1b", 2, 3, 1)
     each = Durations(forward=1, input_gradients=1, weight_gradients=1, transfer=1.5)
     fixed = simulate(lists, 3, durations=each)
     assert simulate(lists, 3, durations=each, pace=lambda busy: 1.0) == fixed
     (last,) = (event for event in fixed.events[1] if (event.action.kind, event.action.microbatch) == ("B", 0))
     assert last.start == 1 + 1.5 + 1
+    split = simulate(all_actions("zero_bubble", 2, 1), 1, durations=each).events[1]
+    assert [(event.action.kind, event.start) for event in split] == [("F", 2.5), ("B", 3.5), ("W", 4.5)]
 
 
 @pytest.mark.slow
@@ -112,7 +117,7 @@ def test_transfers_and_unequal_stages_by_hand() -> None:
     assert times == [[(0, 0.5), (6, 7)], [(1, 2.5), (2.5, 5.5)]]
 
 
-@pytest.mark.parametrize("pace", [None, lambda busy: 1.0], ids=["apart", "at a pace"])
+@PACES
 def test_chunks_with_durations_of_their_own_take_all_of_them(pace: Callable[[int], float] | None) -> None:
     """Those of a stage of average size are shared by its chunks."""
     lists, own = all_actions("interleaved", 1, 1, 2), [Durations(forward=1), Durations(forward=3)]
@@ -124,7 +129,7 @@ def test_chunks_with_durations_of_their_own_take_all_of_them(pace: Callable[[int
     assert [(e.start, e.end) for e in found.events[0]] == [(0, 1), (1, 4), (4, 10), (10, 12)]
 
 
-@pytest.mark.parametrize("pace", [None, lambda busy: 1.0], ids=["apart", "at a pace"])
+@PACES
 def test_a_transfer_takes_as_long_as_that_of_the_chunk_that_sends(pace: Callable[[int], float] | None) -> None:
     own = [Durations(transfer=0.5), Durations(transfer=4)]
     found = simulate(all_actions("gpipe", 2, 1), 1, durations=own, pace=pace)
@@ -132,6 +137,58 @@ def test_a_transfer_takes_as_long_as_that_of_the_chunk_that_sends(pace: Callable
         [(0, 1), (8.5, 10.5)],
         [(1.5, 2.5), (2.5, 4.5)],
     ]
+
+
+@PACES
+@pytest.mark.parametrize(
+    ("latency", "forward", "backward"),
+    [(0.0, (5, 9, 13), (18, 22, 26)), (2.0, (5, 7, 9), (14, 16, 18)), (3.0, (5, 6, 7), (12, 13, 14))],
+)
+def test_a_link_carries_one_message_after_the_other(
+    latency: float, forward: tuple[float, ...], backward: tuple[float, ...], pace: Callable[[int], float] | None
+) -> None:
+    """But for latency, in which the next may begin."""
+    durations = Durations(1, 0.5, 0.5, transfer=4.0, latency=latency)
+    found = simulate(all_actions("gpipe", 2, 3), 3, durations=durations, sizes=[1, 0.5], pace=pace)
+    first, last = ([event.start for event in events] for events in found.events)
+    assert (first[:3], tuple(last[:3]), tuple(first[3:])) == ([0, 1, 2], forward, backward)
+
+
+@PACES
+def test_messages_there_and_back_do_not_wait_for_each_other(pace: Callable[[int], float] | None) -> None:
+    """From 6 to 7 the second forward and the first gradients are both under way; the first stage sends nothing back."""
+    durations = Durations(1, 0.5, 0.5, transfer=3.0)
+    found = simulate(all_actions("1f1b", 2, 3), 3, durations=durations, pace=pace)
+    first, last = ([(str(event.action), event.start) for event in events] for events in found.events)
+    assert first == [("F0", 0), ("F1", 1), ("B0", 9), ("F2", 10), ("B1", 12), ("B2", 19)]
+    assert last == [("F0", 4), ("B0", 5), ("F1", 7), ("B1", 8), ("F2", 14), ("B2", 15)]
+
+
+@PACES
+@pytest.mark.parametrize("shape", [("gpipe", 2, 64, 1), ("interleaved", 2, 16, 4), ("zero_bubble", 4, 32, 1)], ids=str)
+def test_a_step_takes_no_less_than_its_messages_take_on_a_link(
+    shape: tuple[str, int, int, int], pace: Callable[[int], float] | None
+) -> None:
+    """Activations and gradients of all chunks of two stages share it where both go the same way."""
+    _, num_stages, count, virtual_stages = shape
+    found = simulate(
+        all_actions(*shape), count, virtual_stages=virtual_stages, durations=Durations(transfer=10.0), pace=pace
+    )
+    sent = [each for each in sends(all_actions(*shape), num_stages * virtual_stages)[0] if each.to == 1]
+    assert len(sent) == count * (2 * virtual_stages - 1 if virtual_stages > 1 else 1)
+    assert found.makespan >= 10.0 * len(sent)
+
+
+@PACES
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero_bubble"])
+def test_messages_that_are_there_before_the_next_is_made_wait_for_none(
+    name: str, pace: Callable[[int], float] | None
+) -> None:
+    lists = all_actions(name, 3, 6)
+    alone, beside = (
+        simulate(lists, 6, durations=Durations(transfer=0.75, latency=latency), pace=pace) for latency in (0.0, 0.75)
+    )
+    assert alone == beside
 
 
 def test_chunks_of_one_stage_hand_on_without_a_transfer() -> None:

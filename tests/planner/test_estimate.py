@@ -175,9 +175,10 @@ def test_a_message_to_the_next_stage_takes_its_time() -> None:
     entry = Entry("send", "pp", (1,), "bfloat16", 10**9, "", False, 0.0)
     events = [Sent(1, entry, (0, 8)), Sent(2, replace(entry, operation="receive"), (8, 0))]
     walk: Any = SimpleNamespace(sections=[Section(None), Section(None, events)])
-    unused: Any = None
-    assert _transfer(unused, walk, Cost(A100, 64)) == Cost(A100, 64).move("send", 10**9, (0, 8)) > 0
-    assert _transfer(unused, SimpleNamespace(sections=[Section(None)]), Cost(A100)) == 0.0  # type: ignore[arg-type]
+    none: Any = SimpleNamespace(sections=[Section(None)])
+    machine = A100.having(island__call=0.25, network__latency=0.5)
+    assert _transfer(walk, Cost(machine, 64)) == (Cost(machine, 64).move("send", 10**9, (0, 8)), 0.75)
+    assert _transfer(none, Cost(machine)) == (0.0, 0.0)
 
 
 def test_stages_of_a_kind_are_walked_once() -> None:

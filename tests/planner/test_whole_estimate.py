@@ -162,6 +162,15 @@ def test_a_stage_begins_when_the_slowest_message_of_the_one_before_is_there() ->
     assert found.events[1][0].start == pytest.approx(1.0 + 3.0)
 
 
+def test_of_messages_to_the_next_stage_all_bytes_take_their_time() -> None:
+    """What a message takes beside its bytes, the others do not wait for."""
+    stages = [{"F": 1.0, "B": 2.0}] * 2
+    machine = A100.having(island__call=0.25, island__latency=0.5, island__bandwidth=1e9, network__efficiency=1)
+    found = scheduled(Cost(machine, 2), stages, 10**10, schedule="gpipe")
+    starts = [event.start for event in found.events[1] if event.action.kind == "F"]
+    assert starts == pytest.approx([1 + 0.75 + 10 * count for count in (1, 2, 3, 4)])
+
+
 def test_stages_that_share_a_core_take_as_long_as_one_after_the_other() -> None:
     """Their times are those of both at work: half as fast as alone."""
     cpu = hardware("cpu").having(device__crowded=1.0, device__together=1.0)

@@ -3,9 +3,10 @@
     lists of actions + durations ──▶ when each action starts and ends ──▶ makespan, bubble, peak activations
 
 Each stage runs its list from left to right, an action as soon as everything that it needs is there. The real runner
-does no more, so what deadlocks here deadlocks there. Transfers take a fixed time, and any number of them may be under
-way. Stages that share cores are faster while others wait: a `pace`. A pipeline with one warm-up too few trains to the
-right losses: only its bubble and its peak, found here, tell.
+does no more, so what deadlocks here deadlocks there. From one stage to another a link carries one message after the
+other, in the order in which they were made; what goes the other way has a link of its own. Stages that share cores are
+faster while others wait: a `pace`. A pipeline with one warm-up too few trains to the right losses: only its bubble and
+its peak, found here, tell.
 """
 
 from collections import Counter
@@ -33,7 +34,9 @@ class Durations:
     input_gradients: float = 1.0
     weight_gradients: float = 1.0
     transfer: float = 0.0
-    """From the end of an action until another stage can use what it made."""
+    """From the end of an action until another stage can use what it made, where the link is free."""
+    latency: float = 0.0
+    """The part of `transfer` that leaves the link free: the next message begins so long before this one is there."""
 
     @property
     def microbatch(self) -> float:
@@ -90,6 +93,37 @@ class _Done(NamedTuple):
     kind: Kind
     microbatch: int
     chunk: int
+
+
+_ONWARD: Final = {"F": 1, "B": -1, "W": 0}
+"""From a chunk to the one that uses what an action made."""
+
+
+@dataclass
+class _Made:
+    """What actions have made: when it was ready, and when it is there for the stage that it was sent to."""
+
+    durations: Sequence[Durations]
+    num_stages: int
+    ended: dict[_Done, float] = field(default_factory=dict)
+    arrived: dict[_Done, float] = field(default_factory=dict)
+    free: dict[tuple[int, int], float] = field(default_factory=dict)
+    """From when on the link from one stage to another can take the next message."""
+
+    def add(self, done: _Done, ended: float) -> None:
+        """An action has ended: what it made is on its way."""
+        self.ended[done] = ended
+        chunk, to = done.chunk, done.chunk + _ONWARD[done.kind]
+        link = chunk % self.num_stages, to % self.num_stages
+        if link[0] == link[1] or not 0 <= to < len(self.durations):
+            return
+        each = self.durations[chunk]
+        there = max(ended, self.free.get(link, 0.0)) + each.transfer
+        self.arrived[done], self.free[link] = there, there - each.latency
+
+    def at(self, need: _Done, stage: int) -> float:
+        """When a stage has what it needs."""
+        return (self.ended if need.chunk % self.num_stages == stage else self.arrived)[need]
 
 
 def simulate(
@@ -156,7 +190,7 @@ def _run(
     """Every stage goes on as far as it can, again and again, until all lists are done."""
     num_stages = len(schedules)
     events: list[list[Event]] = [[] for _ in schedules]
-    ended: dict[_Done, float] = {}
+    made = _Made(durations, num_stages)
     moved = True
     while moved:
         moved = False
@@ -165,18 +199,15 @@ def _run(
                 action = actions[len(events[stage])]
                 done = _done(action, stage, num_stages)
                 needs = _needs(done, len(sizes))
-                if any(need not in ended for need in needs):
+                if any(need not in made.ended for need in needs):
                     break
-                start = max(
-                    [
-                        events[stage][-1].end if events[stage] else 0.0,
-                        *(ended[n] + durations[n.chunk].transfer * (n.chunk % num_stages != stage) for n in needs),
-                    ]
-                )
-                ended[done] = start + durations[done.chunk].of(action.kind, split=split) * sizes[done.chunk]
-                events[stage].append(Event(action, start, ended[done]))
+                before = events[stage][-1].end if events[stage] else 0.0
+                start = max([before, *(made.at(need, stage) for need in needs)])
+                end = start + durations[done.chunk].of(action.kind, split=split) * sizes[done.chunk]
+                made.add(done, end)
+                events[stage].append(Event(action, start, end))
                 moved = True
-    _refuse_deadlock(schedules, events, ended, len(sizes))
+    _refuse_deadlock(schedules, events, made.ended, len(sizes))
     return events
 
 
@@ -193,11 +224,14 @@ class _Shared:
     left: dict[int, float] = field(default_factory=dict)
     """Of the actions that are being computed, by stage: how long they take yet, at a pace of 1."""
     begun: dict[int, float] = field(default_factory=dict)
-    events: list[list[Event]] = field(default_factory=list)
-    ended: dict[_Done, float] = field(default_factory=dict)
+    events: list[list[Event]] = field(init=False)
+    made: _Made = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.events = [[] for _ in self.schedules]
+        self.made = _Made(self.durations, len(self.schedules))
 
     def run(self) -> list[list[Event]]:
-        self.events = [[] for _ in self.schedules]
         while True:
             starts = [self._start(stage) for stage in range(len(self.schedules)) if stage not in self.left]
             pace = self.pace(len(self.left)) if self.left else 1.0
@@ -206,19 +240,18 @@ class _Shared:
             if not moments:
                 break
             self._advance(min(moments), pace)
-        _refuse_deadlock(self.schedules, self.events, self.ended, len(self.sizes))
+        _refuse_deadlock(self.schedules, self.events, self.made.ended, len(self.sizes))
         return self.events
 
     def _start(self, stage: int) -> float | None:
         """When a stage that waits goes on: now, where it has what it needs, or later, or not before others end."""
         if len(self.events[stage]) == len(self.schedules[stage]):
             return None
-        done, num_stages = self._next(stage), len(self.schedules)
+        done = self._next(stage)
         needs = _needs(done, len(self.sizes))
-        if any(need not in self.ended for need in needs):
+        if any(need not in self.made.ended for need in needs):
             return None
-        transfers = (self.durations[n.chunk].transfer * (n.chunk % num_stages != stage) for n in needs)
-        start = max([self.now, *(self.ended[n] + transfer for n, transfer in zip(needs, transfers, strict=True))])
+        start = max([self.now, *(self.made.at(need, stage) for need in needs)])
         if start > self.now:
             return start
         self.begun[stage] = self.now
@@ -233,7 +266,7 @@ class _Shared:
                 continue
             del self.left[stage]
             action = self.schedules[stage][len(self.events[stage])]
-            self.ended[self._next(stage)] = until
+            self.made.add(self._next(stage), until)
             self.events[stage].append(Event(action, self.begun.pop(stage), until))
         self.now = until
 

@@ -189,12 +189,12 @@ def simulated(
     """The schedule of all stages, with the times of their actions."""
     parallel = config.parallel
     times = {stage: of_actions(each.sections, played[stage].seconds) for stage, each in walks.items()}
-    transfer = _transfer(config, walks[kinds[0]], cost)
+    transfer, latency = _transfer(walks[kinds[0]], cost)
     durations = []
     for number in range(parallel.pp * parallel.virtual_stages):
         of_stage, chunk = times[kinds[number % parallel.pp]], number // parallel.pp
         forward, backward, weights = (of_stage.get((kind, chunk), 0.0) for kind in "FBW")
-        durations.append(Durations(forward, backward, weights, transfer))
+        durations.append(Durations(forward, backward, weights, transfer, latency))
     count = config.train.num_microbatches(parallel.dp)
     return simulate(
         all_actions(parallel.schedule, parallel.pp, count, parallel.virtual_stages),
@@ -205,10 +205,13 @@ def simulated(
     )
 
 
-def _transfer(config: Config, first: Walk, cost: Cost) -> float:
-    """[s] Of a message to the next stage."""
+def _transfer(first: Walk, cost: Cost) -> tuple[float, float]:
+    """[s] Of a message to the next stage, and of one without bytes, which does not occupy the link."""
     sent = [each for section in first.sections for each in section.sent if each.entry.operation == "send"]
-    return max((cost.collective(each.entry, each.ranks) for each in sent), default=0.0)
+    largest = max(sent, key=lambda each: cost.collective(each.entry, each.ranks), default=None)
+    if largest is None:
+        return 0.0, 0.0
+    return cost.collective(largest.entry, largest.ranks), cost.move("send", 0, largest.ranks)
 
 
 def _step(kinds: Sequence[int], played: Mapping[int, Played], simulation: Simulation) -> tuple[float, dict[str, float]]:
