@@ -4775,6 +4775,13 @@ MUTATIONS = [
         ("tests/verify/test_audit.py",),
     ),
     Mutation(
+        "an audit computes its step by the usual kernels, whatever the run would choose",
+        "verify/audit.py",
+        "device, corpus, products)",
+        "device, corpus)",
+        ("tests/verify/test_audit.py",),
+    ),
+    Mutation(
         "the memory of a process is its address space",
         "train/profile.py",
         ".read_text().split()[1]",

@@ -1,17 +1,22 @@
 """`colonnade train --audit`: the table, and what it says when the program and theory disagree."""
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from colonnade.config.load import load
+from colonnade.kernels.choice import AS_THEY_ARE, WIDENED
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import paper_mesh
 from colonnade.planner.memory import Memory
+from colonnade.planner.predict import predict
 from colonnade.planner.traffic import Flow, totals
 from colonnade.train.corpus import open_corpus
+from colonnade.train.products import Decision
 from colonnade.verify import audit
 from tests import tiny
 from tests.commands import forked
@@ -57,7 +62,7 @@ def test_of_ranks_that_send_what_theory_says_the_first_of_each_stage_is_shown(
         shown.extend([rank] * bool(text))
         return [text]
 
-    monkeypatch.setattr(audit, "open_together", lambda *_: None)
+    monkeypatch.setattr(audit, "open_together", lambda *_: SimpleNamespace(vocab_size=275))
     monkeypatch.setattr(audit, "one_step", lambda *_: ([], {}, "its memory"))
     monkeypatch.setattr(audit, "gather_texts", gathered)
     monkeypatch.setattr(audit, "all_reduce", lambda x, *_: x)
@@ -85,13 +90,29 @@ def test_the_memory_that_a_step_takes_stands_beside_what_was_predicted_for_its_s
         assert (name, predicted) == ("parameters", f"{1 + rank},000,000.000") and 0 < float(measured) < 1
 
 
+def test_the_step_is_computed_by_the_kernels_that_a_run_would_choose(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, predicted, counted = load(config, ["train.precision=bf16"]), [], []
+    for kernels in (WIDENED, AS_THEY_ARE):
+        decision = Decision("bf16", kernels, "measured")
+        monkeypatch.setattr(audit, "settle", lambda *_, decision=decision: decision)
+        assert audit.audit(base)
+        whole = predict(base, 275, stage=0, device=torch.device("cpu"), products=decision.products).total
+        (*_, told, found) = re.search(r"together, at most.*", capsys.readouterr().out)[0].split()
+        assert told == f"{whole / 1e6:,.3f}"
+        predicted.append(told)
+        counted.append(found)
+    assert predicted[0] != predicted[1] and counted[0] != counted[1], "whatever this processor would choose by itself"
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_of_a_difference_rank_0_gives_account_and_the_others_end_well(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int
 ) -> None:
     layout = nullcontext((paper_mesh(Layout(tp=2), rank), torch.device("cpu")))
     monkeypatch.setattr(audit, "joined", lambda *_, **__: layout)
-    monkeypatch.setattr(audit, "open_together", lambda *_: None)
+    monkeypatch.setattr(audit, "open_together", lambda *_: SimpleNamespace(vocab_size=275))
     monkeypatch.setattr(audit, "one_step", lambda *_: (FLOWS, {}, "its memory"))
     monkeypatch.setattr(audit, "gather_texts", lambda text, world: [text])
     monkeypatch.setattr(audit, "all_reduce", lambda x, *_: x)

@@ -2,7 +2,8 @@
 
 Every rank holds its own ledger against its own theory (`planner/traffic.py`). Rank 0 prints the table of the first rank
 of each pipeline stage, and of every rank where the two differ; below it the memory that the step took beside what was
-predicted (`planner/memory.py`), of which no verdict is made: kernels of other devices keep other things.
+predicted (`planner/memory.py`), of which no verdict is made: kernels of other devices keep other things. It is computed
+by the kernels that a run would choose.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ import torch
 
 from colonnade.architecture.parts import trained_architecture
 from colonnade.config.schema import Config
+from colonnade.kernels.choice import Products
 from colonnade.launch.agreement import settings
 from colonnade.launch.join import joined
 from colonnade.mesh.agreement import gather_texts
@@ -22,6 +24,7 @@ from colonnade.planner.predict import predict
 from colonnade.planner.step import Step
 from colonnade.planner.traffic import Flow, totals, traffic
 from colonnade.train.corpus import Corpus, open_together
+from colonnade.train.products import settle
 from colonnade.train.state import build_state
 from colonnade.train.step import train_step
 from colonnade.verify.memory import measure, memory_table
@@ -40,7 +43,9 @@ def audit(config: Config) -> bool:
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp)
     properties = settings(config)
     with joined(layout, train.device, train.threads, timeout=train.timeout, properties=properties) as (mesh, device):
-        flows, seen, memory = one_step(config, mesh, device, open_together(config, mesh.world))
+        corpus = open_together(config, mesh.world)
+        products = settle(config, corpus.vocab_size, mesh.world, device).products
+        flows, seen, memory = one_step(config, mesh, device, corpus, products)
         agree = totals(flows) == seen
         shown = not agree or mesh.dp.rank == mesh.tp.rank == 0
         title = f"rank {mesh.rank} {mesh.coordinates}"
@@ -51,15 +56,19 @@ def audit(config: Config) -> bool:
     return all_agree or mesh.rank > 0
 
 
-def one_step(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -> tuple[list[Flow], Totals, str]:
-    """What theory says of a step of this rank, what its ledger saw, and the table of its memory.
+def one_step(
+    config: Config, mesh: Mesh, device: torch.device, corpus: Corpus, products: Products | None = None
+) -> tuple[list[Flow], Totals, str]:
+    """What theory says of a step of this rank, what its ledger saw, and the table of its memory. `products`: the
+    kernels (None: the usual ones).
 
     The step is the first of those with the whole sequence: of the last phase, where [curriculum] has some. It is a
     measured one, where there are thermometers.
     """
     train, ledger = config.train, mesh.ledger
     every_step = config.thermometers.model_copy(update={"every": min(1, config.thermometers.every)})
-    state = build_state(config.model_copy(update={"thermometers": every_step}), mesh, corpus.vocab_size, device)
+    measured_one = config.model_copy(update={"thermometers": every_step})
+    state = build_state(measured_one, mesh, corpus.vocab_size, device, products=products)
     loaded = corpus.batches(corpus.curriculum.phases[-1].begin, micro_batch_size=train.micro_batch_size, dp=mesh.data)
     batches = [batch.to(device) for batch in loaded]
     ledger.clear()
@@ -80,7 +89,7 @@ def one_step(config: Config, mesh: Mesh, device: torch.device, corpus: Corpus) -
     )
     without = config.distillation.model_copy(update={"teacher": None})  # as none has run beside this step
     alone = config.model_copy(update={"distillation": without})
-    predicted = predict(alone, corpus.vocab_size, stage=mesh.pp.rank, device=device)
+    predicted = predict(alone, corpus.vocab_size, stage=mesh.pp.rank, device=device, products=products)
     return traffic(step), seen, memory_table(predicted, measured)
 
 
