@@ -5784,6 +5784,13 @@ MUTATIONS = [
         ("tests/planner/test_estimate.py",),
     ),
     Mutation(
+        "a plan's failures cost as if checkpoints were as often as is best, whatever the configuration says",
+        "planner/estimate.py",
+        "failed = step * (min(every, steps) if every else steps) / between",
+        "failed = interval / between",
+        (ESTIMATE,),
+    ),
+    Mutation(
         "a plan pays for hours and ranks, not for the hours of ranks",
         "planner/estimate.py",
         'return self.days_with_failures * 24 * self.layout.num_ranks * self.hardware["cost.device_hour"]',

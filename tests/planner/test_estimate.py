@@ -313,7 +313,7 @@ def test_each_number_of_an_estimate_is_told_by_its_name() -> None:
     each = replace(
         each,
         spent={"data": 0.1, "products": 0.6, "tp": 0.0, "pipeline": 0.3},
-        failures=Failures(between=7200.0, interval=600.0, lost=0.25),
+        failures=Failures(between=7200.0, interval=600.0, best=5, lost=0.25),
         tokens=400 * each.tokens_per_step,
         seconds_per_step=864.0,
         walks={1: replace(each.walks[1], rank=2)},
@@ -324,9 +324,12 @@ def test_each_number_of_an_estimate_is_told_by_its_name() -> None:
         ["60.0%", "matrix products"], ["30.0%", "waiting for other stages"], ["10.0%", "reading data"],
     ]  # fmt: skip
     assert "of 312 TFLOP/s" in text and f"{each.tokens:,} tokens: 4.0 days" in text
-    assert "failures one every 2.0 hours; a checkpoint every 10.0 minutes is best, 25.0% of the time is lost" in text
+    assert "failures one every 2.0 hours, 25.0% of the time is lost; a checkpoint every 10.0 minutes is best: " in text
+    assert "is best: checkpoint.every = 5\n" in text
     assert told["days"] == pytest.approx(4.0) and told["bound_by"] == "products"
-    assert told["failures"] == {"seconds_between": 7200.0, "checkpoint_interval": 600.0, "lost": 0.25}
+    assert told["failures"] == {
+        "seconds_between": 7200.0, "checkpoint_interval": 600.0, "best_checkpoint_every": 5, "lost": 0.25,
+    }  # fmt: skip
     assert [(walk["stage"], walk["rank"]) for walk in told["walks"]] == [(1, 2)]
 
 
@@ -366,19 +369,56 @@ def test_memory_is_that_of_the_rank_that_takes_most() -> None:
     assert replace(each, ranks=replace(each.ranks, kinds=(tiny,))).memory == walked
 
 
+LONG = {"step": 10.0, "every": 0, "steps": 1000.0}
+
+
 def test_a_checkpoint_that_takes_no_time_is_saved_now_and_then() -> None:
-    assert failures(A100, 8, 0.0) == failures(A100, 8, 1e-3) and failures(A100, 8, 0.0).interval > 1.0
+    each = failures(A100, 8, 0.0, **LONG)
+    assert each == failures(A100, 8, 1e-3, **LONG) and each.interval > 1.0
 
 
-def test_failures_by_young_and_daly() -> None:
-    machine = hardware("h100").having(failures__device_hours=1000, failures__restart_seconds=0)
-    each = failures(machine, 100, 60.0)
+def test_the_best_time_between_checkpoints_is_young_and_dalys() -> None:
+    """In steps, each of which is told with its share of the checkpoints that there are."""
+    machine = hardware("h100").having(failures__device_hours=1000)
+    each = failures(machine, 100, 60.0, step=22.0, every=30, steps=1000)
     assert each.between == 36000 and each.interval == pytest.approx((2 * 60 * 36000) ** 0.5 - 60)
-    assert each.lost == pytest.approx(60 / each.interval + each.interval / 2 / 36000)
+    assert each.best == round(each.interval / 20.0)
     for stall in (18_000.0, 30_000.0, 50_000.0):
-        assert failures(machine, 100, stall).interval == 36000, "a stall that is no small part of the time between"
-    slow = machine.having(failures__restart_seconds=1_000_000)
-    assert failures(slow, 100, 60.0).lost == 1, "a restart that takes longer than failures are apart"
+        found = failures(machine, 100, stall, **LONG)
+        assert found.interval == 36000, "a stall that is no small part of the time between"
+
+
+@pytest.mark.parametrize(("every", "segment"), [(100, 1000), (900, 9000), (5000, 36_000), (0, 36_000)])
+def test_what_failures_cost_is_of_the_configured_checkpoints(every: int, segment: float) -> None:
+    """By Daly's whole formula: without a checkpoint all of the run is computed again."""
+    machine = hardware("h100").having(failures__device_hours=1000, failures__restart_seconds=1800)
+    longer = math.exp(0.05) * math.expm1(segment / 36000) * 36000 / segment
+    assert 1 / (1 - failures(machine, 100, 60.0, step=10.0, every=every, steps=3600).lost) == pytest.approx(longer)
+
+
+def test_a_run_takes_the_least_time_with_checkpoints_as_often_as_is_best() -> None:
+    """A stall counts once, in the steps; rare checkpoints cost what is computed again."""
+    machine = hardware("h100").having(failures__device_hours=1000, failures__restart_seconds=300)
+
+    def whole(every: int) -> float:
+        step = 20.0 + (60.0 / every if every else 0.0)
+        return 10_000 * step / (1 - failures(machine, 100, 60.0, step=step, every=every, steps=10_000).lost)
+
+    best = failures(machine, 100, 60.0, **LONG | {"step": 20.0}).best
+    rarer, oftener = ([whole(round(best * factor**n)) for n in range(4)] for factor in (2, 0.5))
+    assert rarer == sorted(rarer) and oftener == sorted(oftener) and whole(best) < 1.1 * 10_000 * 20
+    assert whole(0) > 10 * whole(best)
+
+
+def test_an_estimate_has_the_failures_of_its_own_run_and_checkpoints() -> None:
+    each, every = found(), configuration(TWO).checkpoint.every
+    steps = each.tokens / each.tokens_per_step
+    assert each.failures == failures(each.hardware, 1, each.stall, step=each.seconds_per_step, every=every, steps=steps)
+    assert each.failures != failures(each.hardware, 1, each.stall, step=each.seconds_per_step, every=2, steps=steps)
+
+
+def test_a_run_that_hardly_ever_comes_to_its_end_loses_all_of_its_time() -> None:
+    assert failures(A100, 10**6, 1.0, step=1e6, every=0, steps=1e6).lost == 1
 
 
 def test_all_ranks_are_paid_for_while_failures_take_their_part() -> None:

@@ -30,7 +30,7 @@ FIGURES: dict[str, Any] = {
     "peak": 312.5e12,
     "steps": 44,
     "tokens": 40_000,
-    "failures": Failures(between=7200.0, interval=600.0, lost=0.2),
+    "failures": Failures(between=7200.0, interval=600.0, best=300, lost=0.2),
 }
 """500 tokens/s, of 40,000 in all."""
 
@@ -54,11 +54,15 @@ WALKS = {0: walked(1, 3 * 10**9, Action("B", 2), 70, 900), 1: walked(4, 5 * 10**
 
 
 def test_each_line_has_the_numbers_that_it_names() -> None:
-    first, _, memory, step, run, _, whole, _, *shares = as_text(made(WALKS)).splitlines()
+    first, _, memory, step, run, failures, whole, _, *shares = as_text(made(WALKS)).splitlines()
     assert first == "on A100 80GB SXM, 8 ranks:"
     assert memory.split("fits: ")[1].startswith("5.00 GB of 80.0 GB of a device, 75.0 GB are left")
     assert step.split("step     ")[1] == "2.0 s, 500 tokens/s, MFU 20.0% of 312.5 TFLOP/s"
     assert run.split("run      ")[1] == "44 steps, 40,000 tokens: 80.0 s"
+    assert failures.split("failures ")[1] == (
+        "one every 2.0 hours, 20.0% of the time is lost; a checkpoint every 10.0 minutes is best: "
+        "checkpoint.every = 300"
+    )
     assert whole.split("in all   ")[1] == "100.0 s, $800 at $3600 a device and hour"
     assert [line.strip() for line in shares] == ["75.0%  matrix products", "25.0%  collectives over ep"]
 
@@ -72,6 +76,9 @@ def test_json_has_each_number_by_its_name_and_each_walk() -> None:
     assert {name: told[name] for name in expected} == pytest.approx(expected)
     assert (told["days"], told["days_with_failures"]) == pytest.approx((80 / 86400, 100 / 86400))
     assert told["dollars"] == pytest.approx(800)
+    assert told["failures"] == {
+        "seconds_between": 7200.0, "checkpoint_interval": 600.0, "best_checkpoint_every": 300, "lost": 0.2,
+    }  # fmt: skip
     assert told["walks"] == [
         {
             "stage": stage,
@@ -90,7 +97,7 @@ def test_json_has_each_number_by_its_name_and_each_walk() -> None:
 
 
 def test_a_run_that_never_ends_is_told_as_one() -> None:
-    never = replace(made(WALKS), failures=Failures(between=7200.0, interval=600.0, lost=1.0))
+    never = replace(made(WALKS), failures=Failures(between=7200.0, interval=600.0, best=300, lost=1.0))
     assert "in all   for ever, $inf" in as_text(never)
 
 

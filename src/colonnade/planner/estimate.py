@@ -3,8 +3,9 @@
     step        reading · before the schedule · the schedule, simulated with the actions' times · behind it
     MFU         model FLOPs / (seconds · ranks · peak): those of `Architecture.flops_per_token`, in which a causal
                 model's attention counts half and recomputed work nothing
-    failures    M = hours of a device between failures / devices; a checkpoint every τ = √(2·δ·M) − δ (Young 1974, Daly
-                2006, first order), δ the stall for it; lost are δ/τ + (τ/2 + restart)/M of the time
+    failures    M = hours of a device between failures / devices, and s seconds from one checkpoint to the next: a run
+                takes e^(restart/M)·(e^(s/M) − 1)·M/s times as long (Daly 2006); best is a checkpoint every
+                √(2·δ·M) − δ, δ the stall for it (Young 1974, Daly, first order)
 
 One rank of each kind of stage is walked through (`paper.py`) and played (`timeline.py`).
 """
@@ -37,14 +38,16 @@ STATE = 3
 
 @dataclass(frozen=True)
 class Failures:
-    """What failures cost, with checkpoints as often as is best."""
+    """What failures cost."""
 
     between: float
     """[s] From one to the next, on all devices."""
     interval: float
-    """[s] Between checkpoints, by Young and Daly."""
+    """[s] Between checkpoints, that is best by Young and Daly."""
+    best: int
+    """[steps] As long as that, for checkpoint.every."""
     lost: float
-    """[share of the time]"""
+    """[share of the time] To restarts and to what is computed again, with checkpoint.every as it is."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,12 @@ class Estimate:
 
     @property
     def days(self) -> float:
-        """Of all steps, without failures. Each token takes as long as at the end of a curriculum."""
+        """Of all steps and checkpoints, without failures. Each token takes as long as at the end of a curriculum."""
         return self.tokens / self.tokens_per_second / DAY
 
     @property
     def days_with_failures(self) -> float:
-        """The same with what failures and checkpoints cost; infinite where nothing is left."""
+        """The same with what failures cost; infinite where nothing is left."""
         return self.days / (1 - self.failures.lost) if self.failures.lost < 1 else math.inf
 
     @property
@@ -145,23 +148,24 @@ def estimate(
     seconds, spent = _step(kinds, played, simulation)
     stall = checkpoint_stall(config, architecture, hardware)
     every, reading = config.checkpoint.every, cost.reading(config, seconds)
+    tokens, tokens_per_step = tokens_of(config), config.train.global_batch_size * config.model.sample_length
     seconds += reading + (stall / every if every else 0.0)
     return Estimate(
         hardware=hardware,
         layout=layout,
         seconds_per_step=seconds,
-        tokens_per_step=config.train.global_batch_size * config.model.sample_length,
+        tokens_per_step=tokens_per_step,
         flops_per_token=architecture.flops_per_token,
         peak=hardware.peak(TORCH_NAMES[config.train.precision]),
         steps=config.train.steps,
-        tokens=tokens_of(config),
+        tokens=tokens,
         spent={
             **spent,
             **({"data": reading} if reading else {}),
             **({"checkpoints": stall / every} if every else {}),
         },
         stall=stall,
-        failures=failures(hardware, layout.num_ranks, stall),
+        failures=failures(hardware, layout.num_ranks, stall, step=seconds, every=every, steps=tokens / tokens_per_step),
         ranks=plan_run(config, vocab_size) if every_rank else None,
         walks=walks,
         played=played,
@@ -243,10 +247,15 @@ def checkpoint_bytes(config: Config, architecture: Architecture) -> int:
     return STATE * max(width, 4) * trained + width * frozen
 
 
-def failures(hardware: Hardware, num_ranks: int, stall: float) -> Failures:
-    """What they cost so many devices; all of the time where no work is left between one and the next."""
+def failures(hardware: Hardware, num_ranks: int, stall: float, *, step: float, every: int, steps: float) -> Failures:
+    """What they cost so many devices in a run of so many steps, each of which takes `step` seconds with its share of a
+    checkpoint `every` so many of them (0: none before the end).
+    """
     between = hardware["failures.device_hours"] * 3600 / num_ranks
-    stall = max(stall, 1e-3)
-    interval = math.sqrt(2 * stall * between) - stall if stall < between / 2 else between
-    lost = stall / interval + (interval / 2 + hardware["failures.restart_seconds"]) / between
-    return Failures(between, interval, min(lost, 1.0))
+    least = max(stall, 1e-3)
+    interval = math.sqrt(2 * least * between) - least if least < between / 2 else between
+    best = max(1, round(interval / (step - (stall / every if every else 0.0))))
+    failed = step * (min(every, steps) if every else steps) / between
+    restarts = hardware["failures.restart_seconds"] / between
+    kept = failed * math.exp(-failed - restarts) / -math.expm1(-failed)
+    return Failures(between, interval, best, 1 - kept)

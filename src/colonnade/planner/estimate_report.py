@@ -30,8 +30,8 @@ def as_text(found: Estimate) -> str:
             f"  step     {duration(found.seconds_per_step)}, {found.tokens_per_second:,.0f} tokens/s, "
             f"MFU {found.mfu:.1%} of {found.peak / 1e12:,.4g} TFLOP/s",
             f"  run      {found.steps:,} steps, {found.tokens:,} tokens: {duration(found.days * 86400)}",
-            f"  failures one every {duration(failures.between)}; a checkpoint every {duration(failures.interval)} "
-            f"is best, {failures.lost:.1%} of the time is lost",
+            f"  failures one every {duration(failures.between)}, {failures.lost:.1%} of the time is lost; a checkpoint "
+            f"every {duration(failures.interval)} is best: checkpoint.every = {failures.best}",
             f"  in all   {duration(found.days_with_failures * 86400)}, ${found.dollars:,.0f} at "
             f"${hardware['cost.device_hour']:g} a device and hour",
             f"  bound by {in_words(found.bound)}; of a step, on the stage that works longest:",
@@ -77,6 +77,7 @@ def as_json(found: Estimate) -> dict[str, Any]:
         "failures": {
             "seconds_between": found.failures.between,
             "checkpoint_interval": found.failures.interval,
+            "best_checkpoint_every": found.failures.best,
             "lost": found.failures.lost,
         },
         "walks": [
