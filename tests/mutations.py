@@ -4733,6 +4733,20 @@ MUTATIONS = [
         ("tests/planner/test_search.py",),
     ),
     Mutation(
+        "a plan has no teacher in its memory",
+        "planner/ranks.py",
+        "with_model(held, config, teacher, vocab_size, stage=stage, device=device),",
+        "held,",
+        ("tests/planner/test_ranks.py", "tests/planner/test_teacher_time.py"),
+    ),
+    Mutation(
+        "a teacher is planned to run one micro-batch in a step",
+        "planner/teacher_time.py",
+        " + (config.train.num_microbatches(config.parallel.dp) - 1) * max(times)",
+        "",
+        ("tests/planner/test_teacher_time.py",),
+    ),
+    Mutation(
         "hidden states of a teacher are counted for one sequence a sample",
         "planner/teacher.py",
         "sequences = config.train.micro_batch_size * config.model.sequences",
@@ -6409,8 +6423,8 @@ MUTATIONS = [
     Mutation(
         "a teacher is cut as the run is, though its heads are then not whole",
         "train/teacher.py",
-        "asked & set(each.keys)]\n    if wrong:",
-        "asked & set(each.keys)]\n    if False:",
+        "    wrong = cut_problems(model, config)\n    if wrong:",
+        "    wrong = cut_problems(model, config)\n    if False:",
         ("tests/train/test_distilled_states.py",),
     ),
     Mutation(

@@ -174,6 +174,13 @@ def by_hand() -> Plan:
     return replace(plan(), config=settings, ranks=replace(ranks(), parameters=1_500_000), estimate=found)
 
 
+def test_a_page_says_what_of_it_has_the_teacher() -> None:
+    told, found = "memory over the step is the student", by_hand().estimate
+    assert found is not None and told not in page(by_hand())
+    text = page(replace(by_hand(), estimate=replace(found, spent={"products": 1.5, "teacher": 0.5})))
+    assert told in text and "the teacher's forward 500 ms · 25.0% 500 ms · 25.0%" in Reader(text).text
+
+
 def tiles(text: str) -> list[tuple[str, ...]]:
     return re.findall(r'<div class="tile"><span>(.*?)</span><b>(.*?)</b><small>(.*?)</small></div>', text)
 
@@ -340,7 +347,7 @@ def test_a_step_goes_to_what_each_stage_spends_it_on_and_the_rest_is_waiting() -
     played = {
         0: Played((), {"tp": 1.0, "products": 4.0, "memory": 0.0}), 2: Played((), {"products": 6.0, "tp": 3.995})
     }  # fmt: skip
-    found: Any = SimpleNamespace(seconds_per_step=10.0, played=played)
+    found: Any = SimpleNamespace(seconds_per_step=10.0, spent={}, played=played)
     words = " ".join(Reader(page_time.parts(found)).text.split())
     table = words[words.rindex("stage 0 stage 2") :]
     assert re.match(r"stage 0 stage 2 matrix products 4(\.\d+)? s · 40.0% 6(\.\d+)? s · 60.0% ", table), table

@@ -45,7 +45,7 @@ def test_of_many_stages_each_has_fewer_actions() -> None:
 
 
 def spending(**spent: float) -> Html:
-    found: Any = SimpleNamespace(seconds_per_step=10.0, played={0: Played((), spent)})
+    found: Any = SimpleNamespace(seconds_per_step=10.0, spent={}, played={0: Played((), spent)})
     return parts(found)
 
 
@@ -63,7 +63,7 @@ def test_what_a_step_goes_to_has_a_colour_and_a_name_each() -> None:
 
 def test_a_stage_that_spends_nothing_on_something_has_no_number_there() -> None:
     played = {0: Played((), {"tp": 2.5, "products": 7.5}), 1: Played((), {"products": 10.0})}
-    found: Any = SimpleNamespace(seconds_per_step=10.0, played=played)
+    found: Any = SimpleNamespace(seconds_per_step=10.0, spent={}, played=played)
     table = re.findall(r"<tbody>(.*?)</tbody>", parts(found))[0]
     assert re.findall(r"<td.*?>(.*?)</td>", table) == [
         "matrix products", "7.5 s · 75.0%", "10 s · 100%", "collectives over tp that nothing hides", "2.5 s · 25.0%", ""

@@ -8,15 +8,18 @@ from types import SimpleNamespace
 from typing import Literal
 
 import pytest
+import torch
 
 from colonnade.architecture.parts import trained_architecture
+from colonnade.config.distillation import DistillationConfig
 from colonnade.config.load import load
 from colonnade.config.numbers import amount
 from colonnade.config.schema import Config
 from colonnade.mesh.layout import Layout
-from colonnade.planner import ranks
+from colonnade.planner import ranks, teacher
 from colonnade.planner.memory import Memory, rank_memory
 from colonnade.planner.paper import walk
+from colonnade.planner.predict import predict
 from colonnade.planner.ranks import (
     RankKind,
     RankPlan,
@@ -28,6 +31,7 @@ from colonnade.planner.ranks import (
     plan_run,
     table,
 )
+from colonnade.planner.stand_in import device_of
 from colonnade.planner.step import Step
 from colonnade.planner.traffic import totals, traffic
 from tests.parity.runs import Case, Way, configured
@@ -85,6 +89,21 @@ def test_what_is_frozen_has_no_gradients() -> None:
     )
     assert partly.trained < partly.parameters == whole.parameters == whole.trained
     assert largest(partly).memory.gradients < largest(whole).memory.gradients
+
+
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_a_run_is_planned_with_its_teacher_as_each_rank_predicts_it(
+    monkeypatch: pytest.MonkeyPatch, top_k: int | None
+) -> None:
+    config = configured(Case(precision="bf16", num_layers=5), Way(pp=2, micro_batch_size=2))
+    monkeypatch.setattr(teacher, "teacher_model", lambda path: config.model)
+    taught = config.model_copy(update={"distillation": DistillationConfig(teacher="teacher", top_k=top_k)})
+    plan, alone = plan_run(taught, 37), plan_run(config, 37)
+    device = torch.device(device_of(config.train.device))
+    assert {stage: kind.memory for kind in plan.kinds for stage in kind.stages} == {
+        stage: predict(taught, 37, stage=stage, device=device) for stage in (0, 1)
+    }
+    assert largest(plan).memory.total > largest(alone).memory.total and not plan.without_teacher
 
 
 def test_what_is_received_is_not_sent() -> None:

@@ -290,6 +290,7 @@ def tried(
 ) -> list[Config]:
     """The layouts that are looked at, of four units on nodes of two devices, each pipeline cut in one way."""
     composer: Any = SimpleNamespace(
+        teacher=None,
         architecture=SimpleNamespace(units=[None] * 4),
         cost=SimpleNamespace(hardware={"node.size": 2}),
         ways_to_cut=lambda _: [{}],
@@ -327,7 +328,7 @@ def test_what_is_not_looked_at_is_as_usual_whatever_the_configuration_has() -> N
 
 def test_a_layout_that_cannot_be_has_a_reason_in_a_few_words() -> None:
     """Alike ones have the same: they are counted by it."""
-    composer: Any = SimpleNamespace(live=lambda *_: 1)
+    composer: Any = SimpleNamespace(teacher=None, live=lambda *_: 1)
 
     def reason(**keys: Any) -> str | None:
         return refusal(config().model_copy(update={"parallel": config().parallel.model_copy(update=keys)}), composer)
@@ -346,7 +347,7 @@ def test_a_layout_that_cannot_be_has_a_reason_in_a_few_words() -> None:
     def refuse(*_: object) -> None:
         raise LayoutError("no such rounds")
 
-    never: Any = SimpleNamespace(live=refuse)
+    never: Any = SimpleNamespace(teacher=None, live=refuse)
     assert refusal(config(), never) == "micro-batches are no multiple of parallel.pp"
 
 

@@ -20,13 +20,16 @@ from colonnade.pipeline.schedule import actions
 from colonnade.pipeline.simulate import peak_activations
 from colonnade.planner.cost import Cost
 from colonnade.planner.counting import enough
-from colonnade.planner.memory import buffer_bytes
+from colonnade.planner.memory import Memory, buffer_bytes
 from colonnade.planner.step import BYTES, Step
+from colonnade.planner.teacher import readable_teacher, with_model
+from colonnade.planner.teacher_time import teacher_costs, teacher_seconds
 from colonnade.planner.unit_times import Costs, unit_costs
 
 READ_AND_WRITTEN = 28
 """[bytes] By the optimizer for each parameter: weights, gradients and two moments, all but gradients written too."""
 PARTITIONS = ("layers", "parameters", "flops")
+NOTHING = Memory(0, 0, 0, 0, 0)
 T = TypeVar("T")
 
 
@@ -69,6 +72,7 @@ class Composer:
     def __init__(self, config: Config, vocab_size: int, cost: Cost) -> None:
         self.vocab_size, self.cost, self.device = vocab_size, cost, cost.hardware.kind
         self.architecture = trained_architecture(config, vocab_size)
+        self.teacher = readable_teacher(config)
         self._known: dict[Hashable, Any] = {}
 
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -83,9 +87,14 @@ class Composer:
         lengths = self._once(("lengths", parallel.tp, held), lambda: self._lengths(held, parallel.tp))
         key = self._key(config)
         seconds, spent = self._step(self.times(config), lengths, config)
+        taught = self._teacher_seconds(config)
+        if taught:
+            seconds, spent = seconds + taught, {**spent, "teacher": taught}
         stages = {0, parallel.pp // 2, parallel.pp - 1}
         memory = max(
-            self._memory(stage, lengths[stage], self._kept(stage, held, key, config), config) for stage in stages
+            self._memory(stage, lengths[stage], self._kept(stage, held, key, config), config)
+            + self._teacher_memory(stage, config)
+            for stage in stages
         )
         return seconds, memory, spent
 
@@ -207,6 +216,29 @@ class Composer:
         if parallel.offload:
             return mine * (READ_AND_WRITTEN / hardware["host.memory_bandwidth"] + 6 / hardware["host.link_bandwidth"])
         return mine * READ_AND_WRITTEN / (hardware["device.memory_bandwidth"] * hardware["products.memory"])
+
+    # --- teacher ------------------------------------------------------------------------------------------------------
+
+    def _teacher_seconds(self, config: Config) -> float:
+        teacher, parallel, size = self.teacher, config.parallel, config.train.micro_batch_size
+        if teacher is None:
+            return 0.0
+        costs = self._once(
+            ("teacher costs", parallel.tp, size),
+            lambda: teacher_costs(config, teacher, self.vocab_size, self.cost, self.device),
+        )
+        return self._once(
+            ("teacher time", parallel.tp, parallel.pp, parallel.dp, size),
+            lambda: teacher_seconds(config, teacher, self.vocab_size, costs),
+        )
+
+    def _teacher_memory(self, stage: int, config: Config) -> int:
+        """[bytes] Of the teacher, and of what it says."""
+        key = stage, config.parallel.tp, config.parallel.dp, config.train.micro_batch_size, self._held(config)
+        return self._once(
+            ("teacher memory", *key),
+            lambda: with_model(NOTHING, config, self.teacher, self.vocab_size, stage=stage, device=self.device).total,
+        )
 
     # --- memory -------------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ from colonnade.planner.paper import Walk, walk
 from colonnade.planner.ranks import RankPlan, largest, plan_run
 from colonnade.planner.stand_in import device_of
 from colonnade.planner.step import BYTES
+from colonnade.planner.teacher import live_teacher
+from colonnade.planner.teacher_time import teacher_costs, teacher_seconds
 from colonnade.planner.timeline import Played, of_actions, play
 from colonnade.train.corpus import tokens_of
 
@@ -146,6 +148,11 @@ def estimate(
     played = {stage: play(each.sections, cost) for stage, each in walks.items()}
     simulation = simulated(config, kinds, walks, played, cost)
     seconds, spent = _step(kinds, played, simulation)
+    teacher = live_teacher(config)
+    if teacher is not None:
+        costs = teacher_costs(config, teacher, vocab_size, cost, device, products=products)
+        spent["teacher"] = teacher_seconds(config, teacher, vocab_size, costs)
+        seconds += spent["teacher"]
     stall = checkpoint_stall(config, architecture, hardware)
     every, reading = config.checkpoint.every, cost.reading(config, seconds)
     tokens, tokens_per_step = tokens_of(config), config.train.global_batch_size * config.model.sample_length

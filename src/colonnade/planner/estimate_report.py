@@ -13,6 +13,7 @@ WORDS = {
     "tp": "collectives over tp that nothing hides",
     "dp": "collectives over dp that nothing hides",
     "optimizer": "the optimizer",
+    "teacher": "the teacher's forward",
     "pipeline": "waiting for other stages",
     "checkpoints": "checkpoints",
     "data": "reading data",
@@ -52,7 +53,8 @@ def in_words(what: str) -> str:
 def _fit(found: Estimate) -> str:
     has = f"{amount(int(found.hardware['device.memory']))} of a device"
     if found.room >= 0:
-        return f"fits: {amount(found.memory)} of {has}, {amount(int(found.room))} are left, {NOT_COUNTED}"
+        without = NOT_COUNTED if found.ranks is None else found.ranks.not_counted
+        return f"fits: {amount(found.memory)} of {has}, {amount(int(found.room))} are left, {without}"
     return f"does not fit: {amount(found.memory)}, {amount(int(-found.room))} more than the {has}"
 
 
@@ -64,6 +66,7 @@ def as_json(found: Estimate) -> dict[str, Any]:
         "fits": found.room >= 0,
         "memory_bytes": found.memory,
         "room_bytes": int(found.room),
+        "without_teacher": found.ranks is not None and found.ranks.without_teacher,
         "seconds_per_step": found.seconds_per_step,
         "tokens_per_second": found.tokens_per_second,
         "mfu": found.mfu,

@@ -128,6 +128,8 @@ def _notes(plan: Plan) -> Iterator[str]:
     if found is None:
         yield "No machine was named, so times are unknown. With --hardware the page has them."
         return
+    if "teacher" in found.spent:
+        yield "The teacher is in times and in memory by kind; memory over the step is the student's."
     share = found.spent[found.bound] / sum(found.spent.values())
     yield f"Bound by {in_words(found.bound)}: {percent(share)} of a step on the stage that works longest."
     if found.room < 0:

@@ -56,7 +56,8 @@ def parts(found: Estimate) -> Html:
     whole = found.seconds_per_step
     rows: dict[str, dict[str, float]] = {}
     for stage, played in found.played.items():
-        spent = {what: seconds for what, seconds in played.spent.items() if seconds > 0}
+        taught = {what: seconds for what, seconds in found.spent.items() if what == "teacher"}
+        spent = {what: seconds for what, seconds in {**played.spent, **taught}.items() if seconds > 0}
         waits = whole - sum(spent.values())
         rows[f"stage {stage}"] = {**spent, **({"rest": waits} if waits > 1e-3 * whole else {})}
     names = list(dict.fromkeys(name for each in rows.values() for name in each))

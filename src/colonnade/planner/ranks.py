@@ -4,8 +4,8 @@ Ranks differ by their pipeline stage alone: stages whose ranks hold and send the
 rank stands for all. (Under ZeRO a rank may send a few numbers more or fewer than its neighbour along dp.)
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from colonnade.architecture.families import architecture_of
@@ -19,6 +19,7 @@ from colonnade.planner.kept import kept_of
 from colonnade.planner.memory import Memory, stage_memory
 from colonnade.planner.stand_in import Device, device_of
 from colonnade.planner.step import Step
+from colonnade.planner.teacher import has_live_teacher, live_teacher, with_model
 from colonnade.planner.traffic import totals, traffic
 
 SMALL = 1000
@@ -52,6 +53,14 @@ class RankPlan:
     trained: int
     """Of these, not frozen."""
     kinds: tuple[RankKind, ...]
+    without_teacher: bool = False
+    """Whether there is one beside the student that could not be read, or not be cut so."""
+
+    @property
+    def not_counted(self) -> str:
+        """What memory and time are without, in words."""
+        unread = " and the teacher, which cannot be read here, or not be cut so"
+        return NOT_COUNTED + unread * self.without_teacher
 
 
 def plan_ranks(
@@ -64,9 +73,11 @@ def plan_ranks(
     device: Device = "cuda",
     separate_documents: bool = False,
     architecture: Architecture | None = None,
+    beside: Callable[[Memory, int], Memory] = lambda memory, stage: memory,
 ) -> RankPlan:
-    """Memory and traffic of every kind of rank. `architecture`: with what of the model is trained; None: all. Raises
-    LayoutError for what cannot be cut or scheduled.
+    """Memory and traffic of every kind of rank. `architecture`: with what of the model is trained; None: all.
+    `beside`: a stage's memory with what is there beside the model. Raises LayoutError for what cannot be cut or
+    scheduled.
     """
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp)
     architecture = architecture or architecture_of(model, vocab_size)
@@ -81,7 +92,7 @@ def plan_ranks(
     )
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for stage in range(parallel.pp):
-        memory = stage_memory(architecture, kept, parallel, train, stage=stage, device=device)
+        memory = beside(stage_memory(architecture, kept, parallel, train, stage=stage, device=device), stage)
         rank = layout.rank_at(pp=stage, dp=0, tp=0)
         step = Step(model, parallel, train, optimizer, vocab_size, rank, cuda=device == "cuda", stated=architecture)
         kinds.setdefault((memory, tuple(totals(traffic(step)).items())), []).append(stage)
@@ -97,17 +108,21 @@ def plan_ranks(
 
 
 def plan_run(config: Config, vocab_size: int) -> RankPlan:
-    """`plan_ranks` of a whole configuration."""
-    return plan_ranks(
+    """`plan_ranks` of a whole configuration, its teacher among them."""
+    teacher, device = live_teacher(config), device_of(config.train.device)
+    plan = plan_ranks(
         config.model,
         config.parallel,
         config.train,
         optimizer=config.optim.name,
         vocab_size=vocab_size,
-        device=device_of(config.train.device),
+        device=device,
         separate_documents=config.data.documents == "separate",
         architecture=trained_architecture(config, vocab_size),
+        beside=lambda held, stage: with_model(held, config, teacher, vocab_size, stage=stage, device=device),
     )
+    unread = teacher is None and has_live_teacher(config)
+    return replace(plan, without_teacher=True) if unread else plan
 
 
 def largest(plan: RankPlan) -> RankKind:
@@ -134,7 +149,7 @@ def as_text(plan: RankPlan) -> str:
     lines = [
         f"{plan.parameters:,} parameters{trained} on {ranks} ({plan.layout})",
         "",
-        f"memory of a rank, {NOT_COUNTED}:",
+        f"memory of a rank, {plan.not_counted}:",
         "",
         *table(memory),
         "",
@@ -170,6 +185,7 @@ def as_json(plan: RankPlan) -> dict[str, Any]:
         "num_ranks": plan.layout.num_ranks,
         "parameters": plan.parameters,
         "trained_parameters": plan.trained,
+        "without_teacher": plan.without_teacher,
         "ranks": [
             {
                 "stages": list(kind.stages),

@@ -16,7 +16,7 @@ from colonnade.planner.memory import Memory
 from colonnade.planner.stand_in import Device
 from colonnade.planner.step import BYTES
 from colonnade.tensor_parallel.logits import CHUNK_LOGITS, CUDA_CHUNKS
-from colonnade.train.teacher import teacher_model
+from colonnade.train.teacher import cut_problems, teacher_model
 
 _MATRICES = 3
 """Of a chunk of tokens and this rank's rows, besides the student's logits: these softened, what the teacher says, and
@@ -25,13 +25,40 @@ the gradient.
 
 
 def with_teacher(memory: Memory, config: Config, vocab_size: int, *, stage: int, device: Device) -> Memory:
-    """`memory` with what distillation adds on a rank of this stage. A teacher that cannot be read adds no weights: the
-    run itself says why.
+    """`memory` with what distillation adds on a rank of this stage. A teacher that cannot be read adds no weights."""
+    return with_model(memory, config, live_teacher(config), vocab_size, stage=stage, device=device)
+
+
+def has_live_teacher(config: Config) -> bool:
+    """Whether a teacher runs beside the student in each step."""
+    return config.distillation.teacher is not None and config.distillation.top_k is None
+
+
+def live_teacher(config: Config) -> ModelConfig | None:
+    """The model that runs beside the student. None: there is none, or it cannot be read, or not be cut as the run is:
+    the run itself says why.
     """
-    chosen, train, parallel = config.distillation, config.train, config.parallel
-    if chosen.teacher is None:
+    model = readable_teacher(config)
+    return None if model is None or cut_problems(model, config) else model
+
+
+def readable_teacher(config: Config) -> ModelConfig | None:
+    """As `live_teacher`, for whatever layout."""
+    if not has_live_teacher(config):
+        return None
+    try:
+        return teacher_model(Path(str(config.distillation.teacher)))
+    except ColonnadeError:
+        return None
+
+
+def with_model(
+    memory: Memory, config: Config, model: ModelConfig | None, vocab_size: int, *, stage: int, device: Device
+) -> Memory:
+    """As `with_teacher`, of a teacher that is known (None: it adds no weights)."""
+    train, parallel = config.train, config.parallel
+    if config.distillation.teacher is None:
         return memory
-    model = _model(Path(chosen.teacher)) if chosen.top_k is None else None
     weights = 0 if model is None else _weights(model, vocab_size, parallel, stage) * BYTES[train.precision]
     microbatches = train.global_batch_size // (train.micro_batch_size * parallel.dp)
     is_last = stage + 1 == parallel.pp
@@ -74,13 +101,6 @@ def _states(config: Config, model: ModelConfig | None, vocab_size: int, stage: i
     sequences = config.train.micro_batch_size * config.model.sequences
     width = residual_dtype(DTYPES[config.train.precision], model.fp32_residual).itemsize
     return layers * sequences * config.model.seq_length * model.hidden_size * width
-
-
-def _model(path: Path) -> ModelConfig | None:
-    try:
-        return teacher_model(path)
-    except ColonnadeError:
-        return None
 
 
 def _weights(model: ModelConfig, vocab_size: int, parallel: ParallelConfig, stage: int) -> int:

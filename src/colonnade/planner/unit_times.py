@@ -14,6 +14,7 @@ from colonnade.architecture.statement import Unit
 from colonnade.config.distillation import DistillationConfig
 from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.schema import Config, ParallelConfig
+from colonnade.kernels.choice import Products
 from colonnade.planner.cost import Cost
 from colonnade.planner.kept import Kept, kept_of
 from colonnade.planner.operators import Section
@@ -58,11 +59,15 @@ class Costs:
         return whole if unit.has_backward else replace(whole, backward=0.0, weights=0.0, kept=0)
 
 
-def unit_costs(config: Config, vocab_size: int, cost: Cost, device: Device) -> Costs:
-    """Of this configuration's tp, micro-batch, precision and options of layers; its other sizes do not count."""
+def unit_costs(
+    config: Config, vocab_size: int, cost: Cost, device: Device, *, products: Products | None = None
+) -> Costs:
+    """Of this configuration's tp, micro-batch, precision and options of layers; its other sizes do not count.
+    `products`: the kernels that take the time (None: the usual ones).
+    """
     small = _small(config)
     split = small.model_copy(update={"parallel": small.parallel.model_copy(update={"schedule": "zero_bubble"})})
-    found = walk(split, vocab_size, 0, device=device, whole=True)
+    found = walk(split, vocab_size, 0, device=device, products=products, whole=True)
     clock = Clock(cost)
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     spent: dict[str, float] = {}

@@ -240,11 +240,16 @@ def _check_layers(where: str, model: ModelConfig, config: Config) -> None:
 
 
 def _check_cut(where: str, model: ModelConfig, config: Config) -> None:
+    wrong = cut_problems(model, config)
+    if wrong:
+        lines = "\n".join(f"  {message}" for message in wrong)
+        raise CheckpointError(f"{where} cannot be cut as the run is:\n{lines}")
+
+
+def cut_problems(model: ModelConfig, config: Config) -> list[str]:
+    """Why a teacher cannot be cut over the run's tp and pp: nothing where it can."""
     layout = config.parallel
     plain = ParallelConfig(tp=layout.tp, pp=layout.pp, dp=layout.dp)
     alone = config.model_copy(update={"model": model, "parallel": plain, "parts": PartsConfig(), "lora": LoraConfig()})
     asked = {"parallel.tp", "parallel.pp"}
-    wrong = [each.message for each in check(alone) if asked & set(each.keys)]
-    if wrong:
-        lines = "\n".join(f"  {message}" for message in wrong)
-        raise CheckpointError(f"{where} cannot be cut as the run is:\n{lines}")
+    return [each.message for each in check(alone) if asked & set(each.keys)]
