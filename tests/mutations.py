@@ -5784,6 +5784,20 @@ MUTATIONS = [
         ("tests/planner/test_compose.py",),
     ),
     Mutation(
+        "a search forgets what a tied table's gradients take between the ends of a pipeline",
+        "planner/compose.py",
+        "pipeline + over_dp + ends + optimizer",
+        "pipeline + over_dp + optimizer",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "a search lets a pipeline wait for its messages once a step alone",
+        "planner/compose.py",
+        " + messages + _rounds(times, messages, config)",
+        " + messages",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
         "a search forgets what frozen weights take",
         "planner/compose.py",
         "frozen=lengths.frozen)",
@@ -10735,8 +10749,8 @@ MUTATIONS = [
     Mutation(
         "a search sends between stages what their last unit takes",
         "planner/compose.py",
-        "self._sizes(config).message(units[0]) for",
-        "self._sizes(config).message(units[-1]) for",
+        "sizes.message(units[start]) for",
+        "sizes.message(units[start - 1]) for",
         ("tests/planner/test_compose.py",),
     ),
     Mutation(

@@ -12,8 +12,11 @@ from colonnade.architecture.statement import Unit, Weight
 from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.schema import Config
 from colonnade.errors import LayoutError
+from colonnade.pipeline.schedule import all_actions
+from colonnade.pipeline.simulate import Durations, simulate
 from colonnade.planner.compose import Composer, Kept, Lengths, Work, _filling, _kind, _unit_work, _with_traffic
 from colonnade.planner.cost import Cost
+from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import hardware
 from colonnade.planner.kept import Handed
 from colonnade.planner.kept import Kept as OfAUnit
@@ -303,9 +306,57 @@ def test_what_is_gathered_once_a_step_is_hidden_by_the_first_forward_alone(
     assert step(monkeypatch, config(dp=2, zero=zero))[0]["dp"] == pytest.approx(waits + least)
 
 
-def test_between_stages_a_message_goes_there_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert step(monkeypatch, config(pp=3))[0]["pipeline"] == 2 * 15.0 + 2 * 2 * SECONDS["send"]
+@pytest.mark.parametrize(
+    ("schedule", "virtual_stages"), [("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2)], ids=lambda each: str(each)
+)
+@pytest.mark.parametrize("send", [0.0, 3.0, 30.0])
+def test_a_pipeline_waits_for_messages_in_each_round_as_it_does_when_simulated(
+    monkeypatch: pytest.MonkeyPatch, schedule: str, virtual_stages: int, send: float
+) -> None:
+    monkeypatch.setitem(SECONDS, "send", send)
+    way = config(pp=4, schedule=schedule, virtual_stages=virtual_stages)
+    way = way.model_copy(update={"train": way.train.model_copy(update={"global_batch_size": 32})})
+    durations = [Durations(*(each / virtual_stages for each in (4.0, 5.0, 6.0)), send)] * (4 * virtual_stages)
+    order = all_actions(schedule, 4, 32, virtual_stages)
+    makespan = simulate(order, 32, virtual_stages=virtual_stages, durations=durations).makespan
+    assert 32 * 15 + step(monkeypatch, way)[0]["pipeline"] == pytest.approx(makespan, rel=0.1)
+
+
+def test_what_is_no_pipeline_waits_for_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step(monkeypatch, config())[0]["pipeline"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "sent"),
+    [
+        ({"pp": 2}, (4 * 64 * 16, [0, 1])),
+        ({"pp": 3, "tp": 2}, (4 * 64 * 16 // 2, [0, 4])),
+        ({"pp": 3, "tp": 2, "dp": 2, "zero": 1}, (4 * 64 * 16 // 4, [0, 8])),
+    ],
+    ids=["pp", "tp", "ZeRO"],
+)
+def test_gradients_of_a_tied_table_are_summed_between_the_ends(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, int], sent: tuple[int, list[int]]
+) -> None:
+    """Of a rank's part: over tp, and over dp under ZeRO."""
+    spent, moved = step(monkeypatch, config(**keys))
+    assert (spent["ends"], moved["all_reduce"]) == (SECONDS["all_reduce"], sent)
+
+
+def test_a_tied_pipeline_over_a_slow_network_is_composed_to_take_as_long_as_it_is_planned() -> None:
+    """More than a quarter of it is the sum between the ends, and more the waiting for messages."""
+    slow = A100.having(island__size=1, node__size=1, network__bandwidth=1e6, network__latency=1e-4)
+    planned = estimate(config(pp=4), 64, slow, every_rank=False)
+    seconds, _, spent = Composer(config(pp=4), 64, Cost(slow, 4)).compose(config(pp=4))
+    assert seconds == pytest.approx(planned.seconds_per_step, rel=0.1)
+    assert spent["ends"] == pytest.approx(planned.spent["ends"])
+
+
+def test_stages_that_share_nothing_that_is_trained_sum_nothing() -> None:
+    way = config(pp=2)
+    untied = way.model_copy(update={"model": way.model.model_copy(update={"tie_embeddings": False})})
+    frozen = way.model_copy(update={"parts": PartsConfig(frozen=("embedding.tokens.weight",))})
+    assert [Composer(each, 64, Cost(A100, 8))._ends(each) for each in (config(), untied, frozen)] == [0, 0, 0]
 
 
 # --- what a stage has -------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What a layout is expected to take, put together from what a micro-batch costs in one unit of each kind.
 
-    step    = (m − 1) · slowest stage + Σ stages / v + gradients and parameters over dp + optimizer + reading
+    step    = (m − 1) · slowest stage + Σ stages / v + messages there and back, once and in each round
+              + gradients and parameters over dp + gradients that several stages have + optimizer + reading
     memory  = buffers (exact) + live micro-batches · what units keep + one unit at work
 
 Under zero_bubble a stage that waits runs weight gradients: of the other stages' F + B + W, W and min(F, B, W) are
@@ -9,13 +10,14 @@ hidden (`pipeline/theory.py`). What layouts share is worked out once: a search h
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
 from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.statement import Unit
 from colonnade.config.schema import Config
-from colonnade.pipeline.partition import chunks, cut
+from colonnade.pipeline.partition import chunks, cut, holders
 from colonnade.pipeline.schedule import actions
 from colonnade.pipeline.simulate import peak_activations
 from colonnade.planner.cost import Cost
@@ -178,24 +180,52 @@ class Composer:
             gathered = gather if parallel.zero == 3 else 0.0
             times = [_with_traffic(each, gathered, reduce) for each in times]
         slowest, last = max(each.whole for each in times), max(each.backward + each.weights for each in times)
-        pipeline = _filling(times, config)
-        transfer = 2 * self._transfer(config)
+        messages = 2 * self._transfer(config)
+        pipeline = _filling(times, config) + messages + _rounds(times, messages, config)
         over_dp = max(reduce - last, reduce / max(1, len(self.architecture.units) // parallel.pp), 0.0)
         over_dp += max(0.0, gather - times[0].forward) if parallel.zero in (1, 2) else 0.0
-        optimizer = self._optimizer(length, config)
-        seconds = count * slowest + pipeline + transfer + over_dp + optimizer
+        ends, optimizer = self._ends(config), self._optimizer(length, config)
+        seconds = count * slowest + pipeline + over_dp + ends + optimizer
         reading = cost.reading(config, seconds)
         costs = self._costs(config)
         total = max(sum(costs.spent.values()), 1e-12)
         spent = {what: count * slowest * each / total for what, each in costs.spent.items()}
-        spent |= {"pipeline": pipeline + transfer, "dp": over_dp, "optimizer": optimizer, "data": reading}
+        spent |= {"pipeline": pipeline, "dp": over_dp, "ends": ends, "optimizer": optimizer, "data": reading}
         return seconds + reading, spent
 
     def _transfer(self, config: Config) -> float:
-        """[s] Of a micro-batch from the first stage to the last, but for their work."""
-        ranks = 0, config.parallel.dp * config.parallel.tp
-        each = Counter(self._sizes(config).message(units[0]) for units in self._units(self._held(config))[1:])
+        """[s] Of a micro-batch from the first chunk to the last, but for their work."""
+        units, held = self.architecture.units, self._held(config)
+
+        def make() -> Counter[int]:
+            sizes, starts = self._sizes(config), accumulate(held[0][:-1])
+            return Counter(sizes.message(units[start]) for start in starts)
+
+        each, ranks = self._once(("messages", _kind(config), held), make), (0, config.parallel.dp * config.parallel.tp)
         return sum(count * self.cost.move("send", size, ranks) for size, count in each.items())
+
+    def _ends(self, config: Config) -> float:
+        """[s] Of gradients that several stages have a copy of, such as those of a tied table."""
+        parallel, exact = config.parallel, self._sizes(config).exact
+        shares, apart = parallel.dp if parallel.zero else 1, parallel.dp * parallel.tp
+        return sum(
+            self.cost.move(
+                "all_reduce",
+                self._bucket(bucket, parallel.tp).trained // shares * exact,
+                [stage * apart for stage in stages],
+            )
+            for bucket, stages in self._holders(config).items()
+        )
+
+    def _holders(self, config: Config) -> dict[str, tuple[int, ...]]:
+        """Which stages have a copy of each bucket with trained weights that several have."""
+        held = self._held(config)
+
+        def make() -> dict[str, tuple[int, ...]]:
+            found = holders(self.architecture, self._units(held), config.parallel.pp)
+            return {bucket: stages for bucket, stages in found.items() if self._bucket(bucket, 1).trained}
+
+        return self._once(("holders", held), make)
 
     def _sizes(self, config: Config) -> Step:
         """What says how many bytes a rank sends."""
@@ -340,3 +370,16 @@ def _filling(times: Sequence[Work], config: Config) -> float:
         shown = [work.whole for work in times]
     slowest = max(range(len(times)), key=lambda stage: times[stage].whole)
     return (sum(shown) - shown[slowest]) / config.parallel.virtual_stages
+
+
+def _rounds(times: Sequence[Work], messages: float, config: Config) -> float:
+    """[s] That the first stage waits, all micro-batches together, for one to come back: it begins `begun` meanwhile.
+
+    `messages`: what a micro-batch takes on its way there and back, but for the stages' work.
+    """
+    parallel, split = config.parallel, config.parallel.schedule == "zero_bubble"
+    pp, virtual, count = parallel.pp, parallel.virtual_stages, config.train.num_microbatches(parallel.dp)
+    begun = pp if virtual == 1 else 2 * pp - 1 / virtual
+    there_and_back = messages + sum(work.forward + work.backward if split else work.whole for work in times)
+    waits = there_and_back - begun * max(work.whole for work in times)
+    return (count - 1 / virtual) / begun * max(0.0, waits)
