@@ -3036,6 +3036,13 @@ MUTATIONS = [
         ("tests/planner/test_search.py",),
     ),
     Mutation(
+        "a search plans three layouts, however much slower than composed they are",
+        "planner/search.py",
+        "FINALISTS, MOST_FINALISTS = 3, 12",
+        "FINALISTS, MOST_FINALISTS = 3, 3",
+        ("tests/planner/test_search.py",),
+    ),
+    Mutation(
         "range check of machine figures lets NaN through",
         "planner/hardware.py",
         "elif not low <= value <= high:",

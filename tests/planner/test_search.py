@@ -235,7 +235,7 @@ def test_the_real_program_confirms_the_best(tmp_path: Path) -> None:
     best = confirmed(found(), 64, A100)
     planned = estimate(best.candidate.config, 64, A100)
     assert planned.seconds_per_step == best.estimate.seconds_per_step
-    assert "the best of 3 that were run on paper" in as_text(found(), best, A100, None)
+    assert f"the best of {best.looked_at} that were run on paper" in as_text(found(), best, A100, None)
     assert '"best"' in as_json(found(), best)
     write(best.candidate.config, tmp_path / "best.toml")
     check_output(tmp_path / "best.toml", written_by="plan --search")  # that it may replace
@@ -251,6 +251,20 @@ def test_the_front_is_the_fastest_and_each_slower_one_with_less_memory_than_all_
     assert [(each.seconds, each.memory) for each in some.front] == [(1.0, 30), (3.0, 20), (5.0, 10)]
 
 
+def confirmed_of(
+    monkeypatch: pytest.MonkeyPatch, composed: Sequence[tuple[float, str]], planned: Sequence[tuple[float, int]]
+) -> tuple[int, int]:
+    """(which is the best, how many were planned) of layouts of such times and ways, on the real program as planned."""
+    each_one: list[Any] = [SimpleNamespace(config=i, seconds=each[0], way=each[1]) for i, each in enumerate(composed)]
+
+    def plan(number: int, *_: object) -> object:
+        return SimpleNamespace(seconds_per_step=planned[number][0], memory=planned[number][1])
+
+    monkeypatch.setattr("colonnade.planner.search.estimate", plan)
+    found = confirmed(Search(50.0, each_one), 64, A100)
+    return each_one.index(found.candidate), found.looked_at
+
+
 @pytest.mark.parametrize(
     ("planned", "best", "looked_at"),
     [
@@ -264,14 +278,18 @@ def test_the_front_is_the_fastest_and_each_slower_one_with_less_memory_than_all_
 def test_of_three_that_are_planned_the_fastest_that_fits_is_the_best(
     monkeypatch: pytest.MonkeyPatch, planned: list[tuple[float, int]], best: int, looked_at: int
 ) -> None:
-    each_one: list[Any] = [SimpleNamespace(config=number) for number in range(len(planned))]
+    composed = [(5.0, "pp 2")] * len(planned)
+    assert confirmed_of(monkeypatch, composed, planned) == (best, looked_at)
 
-    def plan(number: int, *_: object) -> object:
-        return SimpleNamespace(seconds_per_step=planned[number][0], memory=planned[number][1])
 
-    monkeypatch.setattr("colonnade.planner.search.estimate", plan)
-    found = confirmed(Search(50.0, each_one), 64, A100)
-    assert (found.candidate, found.looked_at) == (each_one[best], looked_at)
+def test_where_layouts_are_slower_than_composed_the_fastest_of_each_other_way_is_planned_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until one was composed to be as slow as the best is, or twelve were planned."""
+    composed = [(1.0, "pp 4")] * 5 + [(2.0, "pp 2"), (2.5, "pp 2"), (3.5, "dp 8")]
+    assert confirmed_of(monkeypatch, composed, [(9.0, 10)] * 5 + [(3.0, 10), (2.6, 10), (1.0, 10)]) == (5, 4)
+    every = [(1.0, f"tp {number}") for number in range(14)]
+    assert confirmed_of(monkeypatch, every, [(20.0 - number, 10) for number in range(14)]) == (11, 12)
 
 
 def test_what_a_search_keeps_fits_and_comes_fastest_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,9 +440,8 @@ def test_a_layout_in_words_has_what_is_not_as_usual(keys: dict[str, Any], words:
 
 def test_the_real_program_has_to_fit_what_was_asked_for() -> None:
     """Not all of a device's memory."""
-    one: Any = SimpleNamespace(config=config())
     with pytest.raises(LayoutError, match=r"Of 1 layouts .*, none does on the real program"):
-        confirmed(Search(1000.0, [one]), 64, A100)
+        confirmed(Search(1000.0, [numbered(1.0, 900)]), 64, A100)
 
 
 def test_an_empty_search_says_what_emptied_it_and_by_how_much() -> None:

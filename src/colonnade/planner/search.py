@@ -3,9 +3,9 @@
     candidates   tp · pp · schedule and virtual stages · cuts · dp · ZeRO · micro-batch · recomputation · sequence
                  parallelism · offload, of those that `config.check` admits
     cuts         by layers, by parameters, by FLOPs, and by the times that units take; each way of cutting once
-    composed     step    = (m − 1) · slowest stage + Σ stages / v + gradients and parameters over dp + optimizer
-                 memory  = buffers (exact) + live micro-batches · what units keep + one unit at work
-    finalists    the fastest that fit are planned on the real program (`estimate.py`); the fastest of these wins
+    composed     time and memory, put together from what units cost (`compose.py`)
+    finalists    the fastest that fit are planned on the real program (`estimate.py`); then, as long as one is composed
+                 to be faster than all of these are, the fastest of each other tp · pp · dp · schedule; the fastest wins
 
 A composed time knows no order of collectives within a step, a composed memory no single moment: both are for ranking.
 """
@@ -32,8 +32,8 @@ KEYS = (
     "offload",
 )  # fmt: skip
 MOST_MICRO_BATCH, MOST_VIRTUAL = 16, 4
-FINALISTS = 3
-"""Layouts that are planned on the real program."""
+FINALISTS, MOST_FINALISTS = 3, 12
+"""Layouts that are planned on the real program: so many, and at most, where it has them slower than composed."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,14 @@ class Candidate:
         """What was tried, by key."""
         found = {key: getattr(self.config.parallel, key) for key in KEYS}
         return {**found, "micro_batch_size": self.config.train.micro_batch_size}
+
+    @property
+    def way(self) -> tuple[int, int, int, str]:
+        """The sizes of its axes and its schedule: layouts with the same are alike in what their composed times leave
+        out.
+        """
+        parallel = self.config.parallel
+        return parallel.tp, parallel.pp, parallel.dp, parallel.schedule
 
     @property
     def bound(self) -> str:
@@ -102,20 +110,26 @@ class Confirmed:
 
 
 def confirmed(found: Search, vocab_size: int, hardware: Hardware) -> Confirmed:
-    """The fastest of the finalists that fits. More than FINALISTS are looked at where none of them does."""
+    """The fastest of the finalists that fits. More are looked at where none of them does."""
     best: Confirmed | None = None
-    for number, each in enumerate(found.fitting, 1):
+    looked_at, ways = 0, set[object]()
+    for each in found.fitting:
+        if best is not None and looked_at >= FINALISTS:
+            if looked_at >= MOST_FINALISTS or each.seconds >= best.estimate.seconds_per_step:
+                break
+            if each.way in ways:
+                continue
         planned = estimate(each.config, vocab_size, hardware)
+        looked_at += 1
+        ways.add(each.way)
         fits = planned.memory <= found.limit
         if fits and (best is None or planned.seconds_per_step < best.estimate.seconds_per_step):
-            best = Confirmed(each, planned, number)
-        if number >= FINALISTS and best is not None:
-            return replace(best, looked_at=number)
+            best = Confirmed(each, planned, looked_at)
     if best is None:
         raise LayoutError(
             f"Of {len(found.fitting):,} layouts that seemed to fit, none does on the real program. Raise --memory."
         )
-    return replace(best, looked_at=len(found.fitting))
+    return replace(best, looked_at=looked_at)
 
 
 def search(
