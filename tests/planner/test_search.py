@@ -334,7 +334,18 @@ def test_all_sizes_of_every_axis_are_looked_at_up_to_their_limits() -> None:
     assert {(each.schedule, each.virtual_stages) for each in layouts if each.pp == 2} == {
         ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2),
     }  # fmt: skip
-    assert all(each.train.global_batch_size % each.parallel.dp == 0 for each in tried(8, global_batch_size=4))
+
+
+def test_copies_that_do_not_divide_the_batch_are_one_layout_that_cannot_be() -> None:
+    """It is counted, so that a search without others can say why, whatever else the configuration has."""
+    layouts = [each.parallel for each in tried(8, global_batch_size=4)]
+    assert [(each.tp, each.pp, each.dp) for each in layouts if 4 % each.dp] == [(1, 1, 8)]
+    reason = "train.global_batch_size and train.micro_batch_size and parallel.dp do not go together"
+    odd = config().parallel.model_copy(update={"sequence_parallel": True, "recompute_every": 3})
+    seven = search(config().model_copy(update={"parallel": odd}), 64, A100, 7)
+    assert (seven.tried, seven.refused) == (1, {reason: 1})
+    with pytest.raises(LayoutError, match=rf"Of 1 layouts of 7 ranks none can be: {reason} \(1 layouts\)\. Use"):
+        refuse_empty(seven, 7)
 
 
 def test_what_is_not_looked_at_is_as_usual_whatever_the_configuration_has() -> None:
@@ -451,5 +462,3 @@ def test_an_empty_search_says_what_emptied_it_and_by_how_much() -> None:
         refuse_empty(Search(1000.0, least=numbered(1.0, 3_000), tried=1), 1)
     with pytest.raises(LayoutError, match="Of 0 layouts of 1,000 ranks none can be: none has whole sizes"):
         refuse_empty(Search(1000.0), 1_000)
-    with pytest.raises(LayoutError, match="of 7 ranks none can be"):
-        refuse_empty(search(config(), 64, A100, 7), 7)

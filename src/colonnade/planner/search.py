@@ -161,18 +161,22 @@ def candidates(config: Config, composer: Composer, num_ranks: int) -> Iterator[C
         for pp in (each for each in divisors(num_ranks // tp) if each <= units):
             dp = num_ranks // tp // pp
             if config.train.global_batch_size % dp:
+                yield _with(config, 1, {**PLAIN, "tp": tp, "pp": pp, "dp": dp})  # once, to be counted
                 continue
             micro = [each for each in divisors(config.train.global_batch_size // dp) if each <= MOST_MICRO_BATCH]
             again = ("none", "full") if not config.model.attention_dropout else ("none", "selective", "full")
             for r, sp, b in product(again, (False, True) if tp > 1 else (False,), micro):
-                sizes = {"tp": tp, "pp": pp, "dp": dp, "recompute": r, "recompute_every": 1, "sequence_parallel": sp}
+                sizes = {"tp": tp, "pp": pp, "dp": dp, "recompute": r, "sequence_parallel": sp}
                 for z, off in product((0, 1, 2, 3) if dp > 1 else (0,), (False, True) if sixteen else (False,)):
-                    base = _with(config, b, {**sizes, "zero": z, "offload": off, **PLAIN})
+                    base = _with(config, b, {**PLAIN, **sizes, "zero": z, "offload": off})
                     yield from _pipelines(base, composer, pp, units)
 
 
-PLAIN = {"schedule": "1f1b", "virtual_stages": 1, "partition": "layers", "cuts": ()}
-"""How a pipeline is run and cut, unless others are tried."""
+PLAIN = {
+    "schedule": "1f1b", "virtual_stages": 1, "partition": "layers", "cuts": (), "zero": 0, "recompute": "none",
+    "recompute_every": 1, "sequence_parallel": False, "offload": False,
+}  # fmt: skip
+"""What a layout has where nothing else is tried, whatever the configuration has."""
 
 
 def _with(config: Config, micro_batch: int, parallel: Mapping[str, Any]) -> Config:
