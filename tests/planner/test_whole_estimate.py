@@ -84,7 +84,11 @@ def test_what_is_used_of_a_device_is_of_its_peak_in_the_precision_of_the_run(
 
 def test_failures_are_those_of_all_devices(asked: list[dict[str, Any]]) -> None:
     found = of(way=Way(dp=4, micro_batch_size=2))
-    assert found.stall > 0 and found.failures == failures(A100, 4, found.stall) != failures(A100, 1, found.stall)
+    every, steps = configured(PLAIN, TWO).checkpoint.every, found.tokens / found.tokens_per_step
+    few, many = (
+        failures(A100, ranks, found.stall, step=found.seconds_per_step, every=every, steps=steps) for ranks in (1, 4)
+    )
+    assert found.stall > 0 and found.failures == many != few
 
 
 def test_tokens_of_a_step_are_those_of_every_text_of_its_samples(asked: list[dict[str, Any]]) -> None:
