@@ -10047,6 +10047,13 @@ MUTATIONS = [
         ("tests/train/test_in_force.py",),
     ),
     Mutation(
+        "a change is refused for good where the disk gives its data later",
+        "train/in_force.py",
+        "            except DiskError:\n                raise\n",
+        "",
+        ("tests/train/test_in_force.py",),
+    ),
+    Mutation(
         "the second half of a character is no half",
         "train/change_requests.py",
         '_HALF = "[\\ud800-\\udfff]"',

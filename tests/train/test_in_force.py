@@ -13,6 +13,7 @@ import pytest
 
 from colonnade.config.load import load
 from colonnade.data.writer import TokenFileWriter
+from colonnade.errors import DiskError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.train import in_force, loop
@@ -447,6 +448,26 @@ def test_behind_a_return_to_the_step_of_a_change_it_is_made_again(config: Path, 
         assert (now.optim.learning_rate, now.optim.weight_decay, len(state.changes)) == (3e-3, 0.3, 1)
         assert state.optimizer == optimizer_of(now) != optimizer_of(began)
         assert state.learning_rate(5) == learning_rate_of(now)(5) != learning_rate_of(began)(5)
+
+
+def test_a_change_whose_data_a_disk_does_not_give_for_a_while_is_not_refused_for_good(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends, is started again, and makes it then."""
+
+    def away(*words: Any, **more: Any) -> Any:
+        raise DiskError("rank 1: No space left on device")
+
+    run = changes(tmp_path / "run", {"change": {"train.global_batch_size": 8}, "at": 2})
+    state: Any = SimpleNamespace(step=2, samples=8, changes=[], rollbacks=[])
+    following = InForce(load(config), open_corpus(load(config)), Mesh(), Told())  # type: ignore[arg-type]
+    following.read(1, [])
+    with monkeypatch.context() as patched:
+        patched.setattr(in_force, "open_together", away)
+        with pytest.raises(DiskError, match="No space left"):
+            following.follow(state)
+    assert (state.changes, read_decided(run).refused) == ([], ())
+    assert following.follow(state)[0].train.global_batch_size == 8
 
 
 def test_a_change_is_made_in_its_step_and_told_with_who_asked_for_it(config: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from colonnade.config.compare import difference
 from colonnade.config.schema import Config
-from colonnade.errors import ColonnadeError
+from colonnade.errors import ColonnadeError, DiskError
 from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
@@ -79,7 +79,7 @@ class InForce:
 
     def follow(self, state: TrainState) -> tuple[Config, Corpus]:
         """What is in force from the next step on, with all changes of the last one made; every rank calls this.
-        ConfigError where it would evaluate what nothing counts in.
+        ConfigError where it would evaluate what nothing counts in, DiskError where data cannot be read for a while.
         """
         config, corpus = self._at(state.changes)
         coming = self._to_come(state)
@@ -92,6 +92,8 @@ class InForce:
                 before, then = (Expected(each, state.step, state.samples) for each in (config, found[0]))
                 before.check_leads_to(then, coming[number:], corpus.training, found[1].training)
                 check_scored(*found, self._mesh.world, step=state.step)
+            except DiskError:
+                raise
             except ColonnadeError as error:
                 self._refuse(change, str(error))
                 continue
