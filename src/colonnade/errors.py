@@ -180,6 +180,12 @@ def of_the_disk(message: str, error: Exception) -> ConfigError:
     return (DiskError if _passes(error) else ConfigError)(message)
 
 
+def raise_passing(file: object, error: BaseException) -> None:
+    """DiskError of a file that cannot be read now, where its disk may get over it: what is in it is not known."""
+    if _passes(error):
+        raise DiskError(f"{file} cannot be read ({error}). Start the same command again when its disk answers.")
+
+
 def name_of(error: BaseException) -> str:
     """The kind of an error, by which whoever starts ranks again knows a DiskError, raised as such or by the system."""
     return (DiskError if _passes(error) else type(error)).__name__

@@ -1,6 +1,8 @@
 """The file with what the reference of preferences thinks: read only where it is of the run's own pairs."""
 
+import errno
 import json
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colonnade.errors import CheckpointError, ColonnadeError, ConfigError, DataError
+from colonnade.errors import CheckpointError, ColonnadeError, ConfigError, DataError, DiskError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import reference, taught
@@ -47,6 +49,30 @@ def test_of_weights_those_files_count_that_are_read(weights: Any, is_other: bool
     path = write(tmp_path / "reference.npz", {**known, "weights": written}, FOUND)
     with pytest.raises(DataError, match="of other weights than the run's") if is_other else nullcontext():
         assert read(path, known, PARTS).keys() == FOUND.keys()
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ESTALE, DiskError), (errno.EACCES, DataError)], ids=["away", "forbidden"]
+)
+def test_a_file_that_a_disk_does_not_give_for_a_while_is_no_wrong_file(
+    number: int, kind: type[ColonnadeError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is started again waits for it: the reference's, and the one that says who has taught the run."""
+
+    def away(path: Path, *words: Any, **more: Any) -> Any:
+        raise OSError(number, os.strerror(number), str(path))
+
+    (tmp_path / taught.ABOUT).write_text("{}")
+    monkeypatch.setattr(np, "load", away)
+    monkeypatch.setattr(Path, "read_text", away)
+    for file, reads in (
+        ("reference.npz", lambda: read(tmp_path / "reference.npz", KNOWN, PARTS)),
+        (taught.ABOUT, lambda: taught._check(tmp_path, {})),
+    ):
+        with pytest.raises(ColonnadeError, match=os.strerror(number)) as told:
+            reads()
+        assert type(told.value) is kind and str(told.value).startswith(str(tmp_path / file))
+        assert ("when its disk answers" in str(told.value)) is (kind is DiskError)
 
 
 @pytest.mark.parametrize("what", list(KNOWN))

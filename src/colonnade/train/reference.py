@@ -22,7 +22,7 @@ from colonnade.config.schema import Config
 from colonnade.data.loader import evaluation_batches
 from colonnade.data.preference_dataset import Floats, PreferenceDataset
 from colonnade.data.sampler import InOrder
-from colonnade.errors import ConfigError, DataError
+from colonnade.errors import ConfigError, DataError, raise_passing
 from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
@@ -101,12 +101,15 @@ def attach_stored(config: Config, corpus: Corpus) -> None:
 
 
 def read(path: Path, known: dict[str, Any], parts: dict[str, PreferenceDataset]) -> dict[str, Floats]:
-    """The log-probabilities [samples, 2] of every part. DataError if they are not those of `known`."""
+    """The log-probabilities [samples, 2] of every part. DataError if they are not those of `known`, DiskError where
+    the file cannot be read for a while.
+    """
     try:
         with np.load(path, allow_pickle=False) as arrays:
             about = json.loads(str(arrays[OF]))
             found = {name: arrays[name] for name in parts if name in arrays}
     except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
+        raise_passing(path, error)
         raise DataError(f"{path} has no log-probabilities of a reference model ({error}). {_INSTEAD}") from error
     if "weights" in known and isinstance(about.get("weights"), dict):
         about["weights"] = of_same_files(about["weights"], known["weights"])

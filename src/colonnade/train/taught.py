@@ -29,7 +29,7 @@ from colonnade.checkpoint.schema import clip
 from colonnade.config.compare import meaning_at
 from colonnade.config.schema import Config, DataConfig
 from colonnade.data.loader import evaluation_batches, evaluation_positions
-from colonnade.errors import DataError, LockError
+from colonnade.errors import DataError, LockError, raise_passing
 from colonnade.launch.agreement import on_all_ranks
 from colonnade.lock import locked
 from colonnade.mesh.agreement import gather_texts
@@ -215,7 +215,7 @@ def _write_down(folder: Path, about: dict[str, Any]) -> None:
 
 
 def _check(folder: Path, about: dict[str, Any]) -> None:
-    """DataError where another's word is there."""
+    """DataError where another's word is there; DiskError where that cannot be told for a while."""
     file = folder / ABOUT
     if not file.exists():
         return
@@ -223,6 +223,7 @@ def _check(folder: Path, about: dict[str, Any]) -> None:
         before = dict(json.loads(file.read_text(encoding="utf-8")))
         before["teacher"] = of_same_files(before["teacher"], about["teacher"])
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise_passing(file, error)
         raise DataError(f"{file} cannot be read ({error}). Remove {folder} to have the teacher asked again.") from None
     differing = sorted(key for key in {*before, *about} if before.get(key) != about.get(key))
     if differing:
