@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import lzma
 import os
@@ -11,6 +12,7 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -338,6 +340,28 @@ def test_a_length_below_zero_is_refused_though_all_places_follow_from_it(write_t
     idx_path(prefix).write_bytes(content)
     with pytest.raises(DataError, match="sequence 2 has -1 tokens from byte 16 on, and those before it end at byte 16"):
         TokenFile(prefix).check_index()
+
+
+@pytest.mark.parametrize("refused", [bin_path, idx_path])
+def test_a_file_system_that_maps_no_files_is_named_as_such(
+    write_tokens: Write, monkeypatch: pytest.MonkeyPatch, refused: Callable[[str], Path]
+) -> None:
+    """It will not do so later either: nobody has to start the run again and again."""
+    prefix = write_tokens(2, 1)
+    maps = indexed.mmap.mmap
+
+    def mmap(file: int, *words: Any, **more: Any) -> Any:
+        if os.path.samestat(os.fstat(file), refused(prefix).stat()):
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        return maps(file, *words, **more)
+
+    monkeypatch.setattr(indexed.mmap, "mmap", mmap)
+    with pytest.raises(DataError) as told:
+        TokenFile(prefix)
+    assert str(told.value) == (
+        f"{refused(prefix)} lies on a file system that maps no files into memory, as they are read here. Copy "
+        "tokens.bin and tokens.idx to another, and name them there."
+    )
 
 
 def test_the_size_of_a_file_is_told_in_bytes(write_tokens: Write) -> None:

@@ -12,6 +12,7 @@ Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import struct
 from bisect import bisect_left, bisect_right
@@ -330,7 +331,7 @@ def _map_index(
             f"{path} {what}: {found:,} bytes where {num_sequences:,} sequences and {num_boundaries - 1:,} documents "
             f"take {expected:,}. Copy it again from its source, or tokenize again."
         )
-    whole = np.memmap(path, dtype=np.uint8, mode="r")
+    whole = np.frombuffer(_mapped(path), np.uint8)
     offsets, boundaries = HEADER.size + 4 * num_sequences, HEADER.size + 12 * num_sequences
     return (
         whole[HEADER.size : offsets].view("<i4"),
@@ -345,11 +346,24 @@ def _map_tokens(path: Path, dtype: np.dtype[np.integer]) -> Tokens:
     A shuffled run reads a few kilobytes at random places. Without the advice the kernel reads on after each of them,
     which made 512 samples of a 200 GB file take seconds instead of hundredths of one.
     """
-    with path.open("rb") as stream:
-        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped = _mapped(path)
     if hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)
     return np.frombuffer(mapped, dtype)
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    """A whole file. DataError where its file system maps none, whose ENODEV, other than a disk's, does not pass."""
+    with path.open("rb") as stream:
+        try:
+            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+            raise DataError(
+                f"{path} lies on a file system that maps no files into memory, as they are read here. Copy "
+                f"{path.stem}.bin and {path.stem}.idx to another, and name them there."
+            ) from error
 
 
 def _what_begins(start: bytes) -> str:
