@@ -763,9 +763,16 @@ MUTATIONS = [
     Mutation(
         "a line that fits in part stays torn",
         "train/lines.py",
-        "            cut(path, size)",
+        "            cut(path, size, content)",
         "            pass",
         ("tests/train/test_save_retries.py",),
+    ),
+    Mutation(
+        "a request that cannot be written takes away what another has written behind it",
+        "train/lines.py",
+        "if content.startswith(file.read()):",
+        "if True:",
+        ("tests/train/test_lines.py",),
     ),
     Mutation(
         "metrics.jsonl has numbers that JSON has not",
@@ -3935,8 +3942,8 @@ MUTATIONS = [
     Mutation(
         "a request, or an event, is written behind a line without an end",
         "train/lines.py",
-        'file.write(b"\\n" * torn + text.encode() + b"\\n")',
-        'file.write(text.encode() + b"\\n")',
+        'b"\\n" * torn + text.encode() + b"\\n"',
+        'text.encode() + b"\\n"',
         ("tests/train/test_change_requests.py", "tests/train/test_lines.py"),
     ),
     Mutation(

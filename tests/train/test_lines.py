@@ -11,7 +11,7 @@ import pytest
 
 from colonnade.errors import ConfigError
 from colonnade.train import lines
-from colonnade.train.lines import Lines, append, object_in, objects_in, step_in
+from colonnade.train.lines import Lines, append, append_text, object_in, objects_in, step_in
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,26 @@ def test_a_line_behind_one_that_was_cut_off_is_a_line_of_its_own(tmp_path: Path,
     append(path, {"n": 3})
     assert objects_in(path) == [*[{"n": 1}] * bool(before), {"n": 3}]
     assert path.read_bytes().startswith(before), "what was there stays"
+
+
+@pytest.mark.parametrize("others", [[], ["theirs"]], ids=["alone", "beside another's"])
+def test_a_text_that_does_not_reach_the_disk_takes_nobody_elses_away(
+    others: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two who ask the run to change at once, the second has been told that theirs is on the disk."""
+    path = tmp_path / "changes.jsonl"
+    path.write_text("before\n")
+
+    def full(descriptor: int) -> None:
+        monkeypatch.undo()
+        for other in others:
+            append_text(path, other, sync=True)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        append_text(path, "mine", sync=True)
+    assert path.read_text().splitlines() == ["before", *["mine"] * len(others), *others]
 
 
 @pytest.mark.parametrize(

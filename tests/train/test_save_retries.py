@@ -399,7 +399,7 @@ def test_a_checkpoint_does_not_outlive_the_numbers_of_its_step(tmp_path: Path, m
 def test_of_a_torn_line_nothing_stays(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"whole\ntor")
-    lines.cut(path, 6)
+    lines.cut(path, 6, b"torn\n")
     assert path.read_bytes() == b"whole\n"
 
 

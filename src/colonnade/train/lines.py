@@ -94,29 +94,32 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 
 def append_text(path: Path, text: str, *, sync: bool = False) -> None:
     """Write a text at the end of a file, on a line of its own: the one before may have been cut off. Of one that could
-    be written in part, nothing stays. `sync`: return when it is on the disk.
+    be written in part, nothing stays, if nobody has written behind it. `sync`: return when it is on the disk.
     """
-    size = None
+    size, content = None, b""
     try:
         with path.open("ab+") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
             torn = file.read(1) not in (b"", b"\n")
-            file.write(b"\n" * torn + text.encode() + b"\n")
+            content = b"\n" * torn + text.encode() + b"\n"
+            file.write(content)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
     except OSError:
         if size is not None:
-            cut(path, size)
+            cut(path, size, content)
         raise
 
 
-def cut(path: Path, size: int) -> None:
-    """Take away what is behind so many bytes, if the disk lets it."""
+def cut(path: Path, size: int, content: bytes) -> None:
+    """Take away what is behind so many bytes, if the disk lets it, and if it is of `content` alone."""
     try:
         with path.open("r+b") as file:
-            file.truncate(size)
+            file.seek(size)
+            if content.startswith(file.read()):
+                file.truncate(size)
     except OSError:
         return  # whoever reads the file passes over a torn line
 
