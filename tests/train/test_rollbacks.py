@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from colonnade.config.load import load, to_toml
 from colonnade.config.schema import Config
-from colonnade.errors import CheckpointError, ConfigError
+from colonnade.errors import CheckpointError, ConfigError, DiskError
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import change, rollbacks
 from colonnade.train.change import Change
@@ -20,7 +21,7 @@ from colonnade.train.divergence import BY_HAND
 from colonnade.train.monitor import write_event
 from colonnade.train.rollback import Rollback
 from colonnade.train.rollback_options import RollbackOptions
-from colonnade.train.run_folder import COPIES, ROLLBACKS
+from colonnade.train.run_folder import COPIES, DECIDED, ROLLBACKS
 from tests.runs import events, metrics, saved_steps
 from tests.told import Told
 
@@ -314,6 +315,23 @@ def test_where_the_newest_checkpoint_is_damaged_the_one_before_says_how_the_run_
     (run / "checkpoints" / "step_00000006" / "damaged").touch()
     rollback, _ = rollbacks.by_hand(run, 2, RollbackOptions(skip=2))
     assert rollback.passed == 2 * 8
+
+
+def test_a_run_goes_on_only_where_the_changes_to_come_can_be_read(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
+    """Without the one that makes it shorter the data would not last. A run that is started again waits for the disk."""
+
+    def away(path: Path, *words: Any, **more: Any) -> Any:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    settings = load(run / "config.toml")
+    monkeypatch.setattr(change, "check_length", lambda *_, **__: None)
+    write_decided(run, Decided())
+    monkeypatch.setattr(Path, "read_text", away)
+    monkeypatch.setattr(Path, "read_bytes", away)
+    corpus: Any = SimpleNamespace(training=None, curriculum=curriculum_of(settings))
+    state: Any = SimpleNamespace(step=4, samples=16, changes=[], ownership=SimpleNamespace(mesh=Mesh()))
+    with pytest.raises(DiskError, match=rf"{DECIDED} cannot be read"):
+        rollbacks.apply(state, settings, corpus, [], [])
 
 
 def test_rates_are_lowered_by_all_returns_that_a_run_has_made(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:

@@ -19,6 +19,7 @@ from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
 from colonnade.errors import CheckpointError, ColonnadeError
+from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
 from colonnade.train.change import Change, Expected, ahead, as_it_began, behind
@@ -204,7 +205,8 @@ def apply(
 ) -> None:
     """What rollbacks change in a state that was read from a checkpoint: the place in the data, and the learning rate.
 
-    `done`: those that the checkpoint knows. ConfigError where too little data is left.
+    `done`: those that the checkpoint knows. ConfigError where too little data is left, or the changes to come cannot
+    be read. Every rank calls this.
     """
     to_do = _to_do(recorded, state.step, done)
     for each in to_do:
@@ -216,7 +218,12 @@ def apply(
 
 
 def _to_come_together(began: Config, state: TrainState) -> list[Change]:
-    """As `_to_come`, on all ranks what rank 0 reads."""
+    """As `_to_come`, on all ranks what rank 0 reads. DiskError on all where that is not to be had for a while."""
     world = state.ownership.mesh.world
-    text = "" if world.rank else _CHANGES.dump_json(_to_come(began, state.step, state.changes)).decode()
+
+    def read_here() -> str:
+        read_decided(Path(began.run.folder))  # what cannot be read is not foreseen, and raised here
+        return _CHANGES.dump_json(_to_come(began, state.step, state.changes)).decode()
+
+    text = on_all_ranks(lambda: "" if world.rank else read_here(), world)
     return _CHANGES.validate_json(gather_texts(text, world)[0])
