@@ -149,7 +149,9 @@ def holder_of(folder: Path, *, name: str = NAME) -> Holder | None:
 
 
 def is_held(folder: Path, *, name: str = NAME) -> bool:
-    """Whether somebody holds a folder: the kernel knows; where it has no such locks, what the file says."""
+    """Whether somebody holds a folder: the kernel knows; where it has no such locks, what the file says. On a mount
+    that keeps locks to itself a holder on another machine is not seen.
+    """
     try:
         descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
