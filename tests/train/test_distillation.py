@@ -1,6 +1,8 @@
 """A student and its teacher on any layout are those of one rank, the teacher beside it or from disk."""
 
+import errno
 import json
+import os
 import shutil
 import zlib
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ import torch
 from torch import nn
 
 from colonnade.config.load import load
-from colonnade.errors import ConfigError, DataError, LockError
+from colonnade.errors import ConfigError, DataError, DiskError, LockError
 from colonnade.lock import locked
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
@@ -387,6 +389,32 @@ def test_what_a_teacher_says_is_written_in_the_runs_precision(
     assert stored._row(0)["log_prob"].dtype == kind and stored._row(1)["id"].tolist() == [[5, 274]]
     assert stored._row(1)["log_prob"].tolist() == [[float(np.dtype(kind).type(n)) for n in (-0.3, -1.5)]]
     assert _missing(tmp_path, [Block(0, 2, 2)], Mesh()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "asks"), [(errno.ESTALE, False), (errno.ENOENT, True), (errno.EACCES, True)], ids=["away", "not", "no"]
+)
+def test_what_a_disk_does_not_give_for_a_while_is_not_asked_again(
+    number: int, asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On all ranks alike, of which the first reads. A teacher takes long over a block."""
+    block = Block(0, 2, 2)
+
+    def away(path: Path, **more: Any) -> Any:
+        raise OSError(number, os.strerror(number), str(path))
+
+    def found(rank: int, num_ranks: int) -> list[Block] | str:
+        try:
+            return _missing(tmp_path, [block], build_mesh(Layout(dp=2), rank))
+        except DiskError as error:
+            return str(error)
+
+    monkeypatch.setattr(np, "load", away)
+    told = run_on_ranks(found, 2)
+    if asks:
+        assert told == [[block]] * 2
+    else:
+        assert told[0] == told[1] and "Start the same command again when its disk answers." in told[0]
 
 
 def test_what_is_stored_stays_whoever_else_asks(

@@ -244,24 +244,29 @@ def _blocks(config: Config, corpus: Corpus, state: TrainState) -> list[Block]:
 
 
 def _missing(folder: Path, blocks: Sequence[Block], mesh: Mesh) -> list[Block]:
-    """Those that are not there, or end too early, with how much of them is there, as the first rank sees it."""
+    """Those that are not there, or end too early, with how much of them is there, as the first rank sees it. DiskError
+    on all ranks where its disk does not give them for a while.
+    """
 
     def there(block: Block) -> int:
         rows, sums = _files(block, folder)
         count = min(len(rows), len(sums))
         return count if count >= len(block.asked) else len(_kept(rows, sums))
 
-    lines = "" if mesh.rank else " ".join(str(there(block)) for block in blocks)
+    lines = on_all_ranks(lambda: "" if mesh.rank else " ".join(str(there(block)) for block in blocks), mesh.world)
     counts = map(int, gather_texts(lines, mesh.world)[0].split())
     found = [replace(block, done=count) for block, count in zip(blocks, counts, strict=True)]
     return [block for block in found if block.asked]
 
 
 def _files(block: Block, folder: Path) -> tuple[Sequence[NDArray[Any]], Sequence[int]]:
-    """What is stored of a block, and the sums of it; nothing where a file is not there, or is none."""
+    """What is stored of a block, and the sums of it; nothing where a file is not there, or is none. DiskError where a
+    disk does not give them for a while: the teacher is not asked again for that.
+    """
     try:
         return np.load(block.path(folder), mmap_mode="r"), np.load(block.sums(folder), mmap_mode="r")
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        raise_passing(block.path(folder), error)
         return (), ()
 
 
