@@ -85,11 +85,12 @@ def test_a_layout_that_the_teacher_cannot_be_cut_to_is_refused(monkeypatch: pyte
     assert plan_run(for_two, 37).without_teacher and not plan_run(for_one, 37).without_teacher
 
 
-def test_a_plan_without_a_teacher_that_cannot_be_read_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("why", [ConfigError("There is no model."), PermissionError("denied")], ids=["none", "closed"])
+def test_a_plan_without_a_teacher_that_cannot_be_read_says_so(monkeypatch: pytest.MonkeyPatch, why: Exception) -> None:
     config = taught(monkeypatch, Way(micro_batch_size=2))
 
     def unreadable(path: object) -> ModelConfig:
-        raise ConfigError("There is no model.")
+        raise why
 
     monkeypatch.setattr(planner_teacher, "teacher_model", unreadable)
     found = estimate(config, 37, MACHINE)

@@ -48,7 +48,7 @@ def readable_teacher(config: Config) -> ModelConfig | None:
         return None
     try:
         return teacher_model(Path(str(config.distillation.teacher)))
-    except ColonnadeError:
+    except (ColonnadeError, OSError):
         return None
 
 
