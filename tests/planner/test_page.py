@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from colonnade.config.distillation import DistillationConfig
 from colonnade.config.load import loads
 from colonnade.config.schema import Config, RunConfig
 from colonnade.drawing.scale import bytes_in_words, length_of_time, percent, short
@@ -177,8 +178,13 @@ def by_hand() -> Plan:
 def test_a_page_says_what_of_it_has_the_teacher() -> None:
     told, found = "memory over the step is the student", by_hand().estimate
     assert found is not None and told not in page(by_hand())
-    text = page(replace(by_hand(), estimate=replace(found, spent={"products": 1.5, "teacher": 0.5})))
+    settings = config().model_copy(update={"distillation": DistillationConfig(teacher="teacher")})
+    taught = replace(by_hand(), config=settings, estimate=replace(found, spent={"products": 1.5, "teacher": 0.5}))
+    text = page(taught)
     assert told in text and "the teacher's forward 500 ms · 25.0% 500 ms · 25.0%" in Reader(text).text
+    assert told in page(replace(taught, estimate=None))
+    missing = page(replace(taught, ranks=replace(ranks(), without_teacher=True)))
+    assert told not in missing and "for themselves and the teacher, which cannot be read here" in missing
 
 
 def tiles(text: str) -> list[tuple[str, ...]]:

@@ -20,6 +20,7 @@ from colonnade.planner.paper import Walk, walk
 from colonnade.planner.pipeline import PipelinePlan, plan_pipeline
 from colonnade.planner.ranks import RankPlan, largest, plan_run
 from colonnade.planner.search import Confirmed, Search
+from colonnade.planner.teacher import has_live_teacher
 
 MOST_CHARTS = 5
 """Kinds of stages of which memory over time is drawn."""
@@ -125,11 +126,12 @@ def _tiles(plan: Plan) -> Iterator[Html]:
 def _notes(plan: Plan) -> Iterator[str]:
     """What bounds it."""
     found = plan.estimate
+    if has_live_teacher(plan.config) and not plan.ranks.without_teacher:
+        times = "times and in " if found is not None else ""
+        yield f"The teacher is in {times}memory by kind; memory over the step is the student's."
     if found is None:
         yield "No machine was named, so times are unknown. With --hardware the page has them."
         return
-    if "teacher" in found.spent:
-        yield "The teacher is in times and in memory by kind; memory over the step is the student's."
     share = found.spent[found.bound] / sum(found.spent.values())
     yield f"Bound by {in_words(found.bound)}: {percent(share)} of a step on the stage that works longest."
     if found.room < 0:

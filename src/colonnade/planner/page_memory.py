@@ -14,7 +14,7 @@ from colonnade.drawing.thin import MOST
 from colonnade.planner.cost import Cost
 from colonnade.planner.operators import Section
 from colonnade.planner.paper import Walk
-from colonnade.planner.ranks import NOT_COUNTED, RankPlan, stages_in_words
+from colonnade.planner.ranks import RankPlan, stages_in_words
 from colonnade.planner.timeline import Clock
 
 NEAR = 4.0
@@ -93,7 +93,7 @@ def by_kind(plan: RankPlan, limit: float | None) -> Html:
         numbers.append([stages_in_words(kind.stages), f"{kind.num_ranks:,}", *shown])
         numbers[-1] += [bytes_in_words(kind.memory.host)] * hosted
     head = ["stage", "ranks", *KINDS, "in all", *["CPU memory"] * hosted]
-    about = f"as if every peak came at one moment, {NOT_COUNTED}"
+    about = f"as if every peak came at one moment, {plan.not_counted}"
     bar = bars.figure("Memory by kind", about, colours, rows, bars.across(length, bytes_in_words))
     return joined([bar, table(head, numbers, numbers=range(1, len(head)))])
 
