@@ -252,13 +252,19 @@ def test_the_front_is_the_fastest_and_each_slower_one_with_less_memory_than_all_
 
 
 def confirmed_of(
-    monkeypatch: pytest.MonkeyPatch, composed: Sequence[tuple[float, str]], planned: Sequence[tuple[float, int]]
+    monkeypatch: pytest.MonkeyPatch,
+    composed: Sequence[tuple[float, str]],
+    planned: Sequence[tuple[float, int]],
+    checkpoints: float = 0.0,
 ) -> tuple[int, int]:
-    """(which is the best, how many were planned) of layouts of such times and ways, on the real program as planned."""
+    """(which is the best, how many were planned) of layouts of such times and ways, on the real program as planned.
+    `checkpoints`: [s] of each planned time.
+    """
     each_one: list[Any] = [SimpleNamespace(config=i, seconds=each[0], way=each[1]) for i, each in enumerate(composed)]
 
     def plan(number: int, *_: object) -> object:
-        return SimpleNamespace(seconds_per_step=planned[number][0], memory=planned[number][1])
+        seconds, memory = planned[number]
+        return SimpleNamespace(seconds_per_step=seconds, memory=memory, spent={"checkpoints": checkpoints})
 
     monkeypatch.setattr("colonnade.planner.search.estimate", plan)
     found = confirmed(Search(50.0, each_one), 64, A100)
@@ -290,6 +296,14 @@ def test_where_layouts_are_slower_than_composed_the_fastest_of_each_other_way_is
     assert confirmed_of(monkeypatch, composed, [(9.0, 10)] * 5 + [(3.0, 10), (2.6, 10), (1.0, 10)]) == (5, 4)
     every = [(1.0, f"tp {number}") for number in range(14)]
     assert confirmed_of(monkeypatch, every, [(20.0 - number, 10) for number in range(14)]) == (11, 12)
+
+
+def test_checkpoints_which_no_composed_time_has_make_no_layout_slower_than_composed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    composed = [(1.0, "pp 4"), (1.0, "pp 2"), (1.0, "tp 2"), (1.5, "dp 8")]
+    assert confirmed_of(monkeypatch, composed, [(3.0, 10)] * 4, checkpoints=2.0) == (0, 3)
+    assert confirmed_of(monkeypatch, composed, [(3.0, 10)] * 4, checkpoints=1.0) == (0, 4)
 
 
 def test_what_a_search_keeps_fits_and_comes_fastest_first(monkeypatch: pytest.MonkeyPatch) -> None:
