@@ -2015,9 +2015,16 @@ MUTATIONS = [
     Mutation(
         "any number of messages are on the link between two stages at once",
         "pipeline/simulate.py",
-        "there = max(ended, self.free.get(link, 0.0)) + each.transfer",
-        "there = ended + each.transfer",
+        "there = max(ended, self.free.get(link, 0.0)) + transfer",
+        "there = ended + transfer",
         (SIMULATE, "tests/planner/test_whole_estimate.py"),
+    ),
+    Mutation(
+        "messages between any two stages take as long as those of the first two",
+        "planner/estimate.py",
+        "for each in (stage, other)]",
+        "for each in (0, 1)]",
+        (ESTIMATE, "tests/planner/test_whole_estimate.py"),
     ),
     Mutation(
         "stages that share cores do not wait for transfers",

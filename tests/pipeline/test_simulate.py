@@ -155,6 +155,14 @@ def test_a_link_carries_one_message_after_the_other(
 
 
 @PACES
+def test_a_link_may_have_a_time_of_its_own(pace: Callable[[int], float] | None) -> None:
+    """Over that to the second stage the next message comes 1 behind the first; the one back has none."""
+    durations = Durations(1, 0.5, 0.5, transfer=9.0)
+    found = simulate(all_actions("gpipe", 2, 2), 2, durations=durations, links={(0, 1): (4.0, 3.0)}, pace=pace)
+    assert [[event.start for event in events] for events in found.events] == [[0, 1, 17, 26], [5, 6, 7, 8]]
+
+
+@PACES
 def test_messages_there_and_back_do_not_wait_for_each_other(pace: Callable[[int], float] | None) -> None:
     """From 6 to 7 the second forward and the first gradients are both under way; the first stage sends nothing back."""
     durations = Durations(1, 0.5, 0.5, transfer=3.0)

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from colonnade.architecture.parts import trained_architecture
 from colonnade.config.schema import Config
+from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Entry
 from colonnade.pipeline.schedule import Action
 from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import (
     Estimate,
     Failures,
+    _links,
     _step,
-    _transfer,
     checkpoint_stall,
     estimate,
     failures,
@@ -172,13 +173,18 @@ def test_a_step_of_a_pipeline_has_what_comes_before_its_schedule_and_behind_it()
 
 
 def test_a_message_to_the_next_stage_takes_its_time() -> None:
+    """There and back, of the largest message; between machines longer than within one."""
     entry = Entry("send", "pp", (1,), "bfloat16", 10**9, "", False, 0.0)
-    events = [Sent(1, entry, (0, 8)), Sent(2, replace(entry, operation="receive"), (8, 0))]
+    events = [Sent(1, replace(entry, bytes=10), (0, 8)), Sent(2, entry, (0, 8))]
+    events.append(Sent(3, replace(entry, operation="receive", bytes=10**10), (8, 0)))
     walk: Any = SimpleNamespace(sections=[Section(None), Section(None, events)])
     none: Any = SimpleNamespace(sections=[Section(None)])
-    machine = A100.having(island__call=0.25, network__latency=0.5)
-    assert _transfer(walk, Cost(machine, 64)) == (Cost(machine, 64).move("send", 10**9, (0, 8)), 0.75)
-    assert _transfer(none, Cost(machine)) == (0.0, 0.0)
+    cost = Cost(A100.having(island__call=0.25, network__latency=0.5), 12)
+    far = cost.move("send", 10**9, (4, 8)), 0.75
+    near = cost.move("send", 10**9, (0, 4)), cost.move("send", 0, (0, 4))
+    ways = {(0, 1): near, (1, 0): near, (1, 2): far, (2, 1): far, (2, 0): far, (0, 2): far}
+    assert _links(walk, Layout(pp=3, dp=2, tp=2), cost) == ways
+    assert _links(none, Layout(pp=3), cost) == _links(walk, Layout(dp=8), cost) == {}
 
 
 def test_stages_of_a_kind_are_walked_once() -> None:

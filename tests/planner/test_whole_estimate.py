@@ -146,9 +146,9 @@ def scheduled(cost: Cost, stages: list[dict[str, float]], *sizes: int, **keys: A
     entry = Entry("send", "pp", (1,), "bfloat16", 0, "", False, 0.0)
     sent = [Sent(number, replace(entry, bytes=size), (0, 1)) for number, size in enumerate(sizes)]
     found = [stage_of(seconds, sent) for seconds in stages]
-    config = configured(PLAIN, Way(pp=2, micro_batch_size=2, **keys))
+    config = configured(PLAIN, Way(pp=len(stages), micro_batch_size=2, **keys))
     walks, played = ({stage: each[place] for stage, each in enumerate(found)} for place in (0, 1))
-    return simulated(config, [0, 1], walks, played, cost)
+    return simulated(config, range(len(stages)), walks, played, cost)
 
 
 def test_actions_of_a_schedule_take_what_they_take_on_their_stage() -> None:
@@ -164,6 +164,15 @@ def test_a_stage_begins_when_the_slowest_message_of_the_one_before_is_there() ->
     machine = A100.having(island__call=0, island__latency=0, island__bandwidth=1e9, network__efficiency=1)
     found = scheduled(Cost(machine, 2), stages, 10**9, 3 * 10**9, 2 * 10**9)
     assert found.events[1][0].start == pytest.approx(1.0 + 3.0)
+
+
+def test_a_message_takes_as_long_as_the_link_between_its_stages() -> None:
+    """Two of four stages are on each machine, so that one link in three is of the network."""
+    cost = Cost(A100.having(island__size=2, node__size=2, network__bandwidth=1e9), 4)
+    near, far = (cost.move("send", 10**9, ranks) for ranks in ((0, 1), (1, 2)))
+    found = scheduled(cost, [{"F": 1.0, "B": 2.0}] * 4, 10**9, schedule="gpipe")
+    begun = [events[0].start for events in found.events]
+    assert begun == pytest.approx([0, 1 + near, 2 + near + far, 3 + near + far + near]) and far > 10 * near
 
 
 def test_of_messages_to_the_next_stage_all_bytes_take_their_time() -> None:

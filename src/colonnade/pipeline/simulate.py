@@ -10,7 +10,7 @@ its peak, found here, tell.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -105,6 +105,8 @@ class _Made:
 
     durations: Sequence[Durations]
     num_stages: int
+    links: Mapping[tuple[int, int], tuple[float, float]]
+    """Transfer and latency of those that have their own."""
     ended: dict[_Done, float] = field(default_factory=dict)
     arrived: dict[_Done, float] = field(default_factory=dict)
     free: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -118,8 +120,9 @@ class _Made:
         if link[0] == link[1] or not 0 <= to < len(self.durations):
             return
         each = self.durations[chunk]
-        there = max(ended, self.free.get(link, 0.0)) + each.transfer
-        self.arrived[done], self.free[link] = there, there - each.latency
+        transfer, latency = self.links.get(link, (each.transfer, each.latency))
+        there = max(ended, self.free.get(link, 0.0)) + transfer
+        self.arrived[done], self.free[link] = there, there - latency
 
     def at(self, need: _Done, stage: int) -> float:
         """When a stage has what it needs."""
@@ -133,12 +136,14 @@ def simulate(
     virtual_stages: int = 1,
     durations: Durations | Sequence[Durations] = EQUAL,
     sizes: Sequence[float] | None = None,
+    links: Mapping[tuple[int, int], tuple[float, float]] | None = None,
     pace: Callable[[int], float] | None = None,
 ) -> Simulation:
     """Run one list of actions a stage. Raises IllegalSchedule.
 
     `durations`: of a stage of average size, or of each chunk in the order of the model. `sizes` scales them for every
     chunk; 1 is an average stage. Without it all chunks are equal, 1 / virtual_stages, or as long as their durations.
+    `links`: transfer and latency from a stage to another, where they are not those of the chunk that sends.
     `pace`: how fast stages are while so many of them compute, 1 as fast as their durations say (None: always).
     """
     split = any(action.kind == "W" for actions in schedules for action in actions)
@@ -149,10 +154,11 @@ def simulate(
     sizes = [alone] * num_chunks if sizes is None else sizes
     assert len(each) == num_chunks, "durations of one chunk each"
     assert len(sizes) == num_chunks, "one size a chunk"
+    made = _Made(each, len(schedules), links or {})
     if pace is None:
-        events = _run(schedules, each, sizes, split=split)
+        events = _run(schedules, each, sizes, made, split=split)
     else:
-        events = _Shared(schedules, each, sizes, split, pace).run()
+        events = _Shared(schedules, each, sizes, split, pace, made).run()
     freed_by: Kind = "W" if split else "B"
     return Simulation(tuple(map(tuple, events)), tuple(peak_activations(actions, freed_by) for actions in schedules))
 
@@ -185,12 +191,16 @@ def peak_activations(actions: Sequence[Action], freed_by: Kind) -> int:
 
 
 def _run(
-    schedules: Sequence[Sequence[Action]], durations: Sequence[Durations], sizes: Sequence[float], *, split: bool
+    schedules: Sequence[Sequence[Action]],
+    durations: Sequence[Durations],
+    sizes: Sequence[float],
+    made: _Made,
+    *,
+    split: bool,
 ) -> list[list[Event]]:
     """Every stage goes on as far as it can, again and again, until all lists are done."""
     num_stages = len(schedules)
     events: list[list[Event]] = [[] for _ in schedules]
-    made = _Made(durations, num_stages)
     moved = True
     while moved:
         moved = False
@@ -220,16 +230,15 @@ class _Shared:
     sizes: Sequence[float]
     split: bool
     pace: Callable[[int], float]
+    made: _Made
     now: float = 0.0
     left: dict[int, float] = field(default_factory=dict)
     """Of the actions that are being computed, by stage: how long they take yet, at a pace of 1."""
     begun: dict[int, float] = field(default_factory=dict)
     events: list[list[Event]] = field(init=False)
-    made: _Made = field(init=False)
 
     def __post_init__(self) -> None:
         self.events = [[] for _ in self.schedules]
-        self.made = _Made(self.durations, len(self.schedules))
 
     def run(self) -> list[list[Event]]:
         while True:

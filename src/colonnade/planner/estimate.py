@@ -200,29 +200,35 @@ def simulated(
     """The schedule of all stages, with the times of their actions."""
     parallel = config.parallel
     times = {stage: of_actions(each.sections, played[stage].seconds) for stage, each in walks.items()}
-    transfer, latency = _transfer(walks[kinds[0]], cost)
     durations = []
     for number in range(parallel.pp * parallel.virtual_stages):
         of_stage, chunk = times[kinds[number % parallel.pp]], number // parallel.pp
         forward, backward, weights = (of_stage.get((kind, chunk), 0.0) for kind in "FBW")
-        durations.append(Durations(forward, backward, weights, transfer, latency))
+        durations.append(Durations(forward, backward, weights))
     count = config.train.num_microbatches(parallel.dp)
     return simulate(
         all_actions(parallel.schedule, parallel.pp, count, parallel.virtual_stages),
         count,
         virtual_stages=parallel.virtual_stages,
         durations=durations,
+        links=_links(walks[kinds[0]], Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp), cost),
         pace=(lambda busy: cost.pace(busy / parallel.pp)) if cost.hardware.cores else None,
     )
 
 
-def _transfer(first: Walk, cost: Cost) -> tuple[float, float]:
-    """[s] Of a message to the next stage, and of one without bytes, which does not occupy the link."""
-    sent = [each for section in first.sections for each in section.sent if each.entry.operation == "send"]
-    largest = max(sent, key=lambda each: cost.collective(each.entry, each.ranks), default=None)
-    if largest is None:
-        return 0.0, 0.0
-    return cost.collective(largest.entry, largest.ranks), cost.move("send", 0, largest.ranks)
+def _links(first: Walk, layout: Layout, cost: Cost) -> dict[tuple[int, int], tuple[float, float]]:
+    """[s] From each stage to the next and to the one before: of the largest message of the first stage, and of one
+    without bytes, which does not occupy the link.
+    """
+    sent = [each.entry.bytes for section in first.sections for each in section.sent if each.entry.operation == "send"]
+    if not sent:
+        return {}
+    links = {}
+    for stage in range(layout.pp):
+        for other in {(stage + 1) % layout.pp, (stage - 1) % layout.pp} - {stage}:
+            ranks = [layout.rank_at(pp=each, dp=0, tp=0) for each in (stage, other)]
+            links[stage, other] = cost.move("send", max(sent), ranks), cost.move("send", 0, ranks)
+    return links
 
 
 def _step(kinds: Sequence[int], played: Mapping[int, Played], simulation: Simulation) -> tuple[float, dict[str, float]]:
