@@ -10777,8 +10777,8 @@ MUTATIONS = [
     Mutation(
         "a search sends between stages what their last unit takes",
         "planner/compose.py",
-        "sizes.message(units[start]) for",
-        "sizes.message(units[start - 1]) for",
+        "sizes.message(units[start]), chunk % pp) for",
+        "sizes.message(units[start - 1]), chunk % pp) for",
         ("tests/planner/test_compose.py",),
     ),
     Mutation(

@@ -122,6 +122,16 @@ def test_what_stages_send_is_a_micro_batch_of_the_stream() -> None:
     assert found(config(**way, tp=2)) == Cost(machine, 8).move("send", size, (0, 4)) > found(config(**way, tp=1))
 
 
+def test_what_stages_send_takes_as_long_as_the_links_between_them() -> None:
+    """Two of four stages are on each machine; of two chunks each, the last stage sends back to the first machine."""
+    machine = A100.having(island__size=4, node__size=4)
+    near, far = (Cost(machine, 8).move("send", 1 * 8 * 16 * 2, ranks) for ranks in ((0, 2), (2, 4)))
+    found, way = composer(machine)._transfer, {"pp": 4, "dp": 2}
+    assert found(config(**way)) == pytest.approx(2 * near + far) and far > near
+    assert found(config(**way, schedule="interleaved", virtual_stages=2)) == pytest.approx(4 * near + 3 * far)
+    assert found(config(pp=4)) == pytest.approx(3 * near)
+
+
 @pytest.mark.parametrize(
     ("keys", "case", "model", "size"),
     [

@@ -195,14 +195,18 @@ class Composer:
 
     def _transfer(self, config: Config) -> float:
         """[s] Of a micro-batch from the first chunk to the last, but for their work."""
-        units, held = self.architecture.units, self._held(config)
+        units, held, parallel = self.architecture.units, self._held(config), config.parallel
+        apart, pp = parallel.dp * parallel.tp, parallel.pp
 
-        def make() -> Counter[int]:
+        def make() -> float:
             sizes, starts = self._sizes(config), accumulate(held[0][:-1])
-            return Counter(sizes.message(units[start]) for start in starts)
+            each = Counter((sizes.message(units[start]), chunk % pp) for chunk, start in enumerate(starts))
+            return sum(
+                count * self.cost.move("send", size, (stage * apart, (stage + 1) % pp * apart))
+                for (size, stage), count in each.items()
+            )
 
-        each, ranks = self._once(("messages", _kind(config), held), make), (0, config.parallel.dp * config.parallel.tp)
-        return sum(count * self.cost.move("send", size, ranks) for size, count in each.items())
+        return self._once(("messages", _kind(config), held, parallel.dp), make)
 
     def _ends(self, config: Config) -> float:
         """[s] Of gradients that several stages have a copy of, such as those of a tied table."""
