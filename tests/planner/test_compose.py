@@ -317,17 +317,19 @@ def test_what_is_gathered_once_a_step_is_hidden_by_the_first_forward_alone(
 
 
 @pytest.mark.parametrize(
-    ("schedule", "virtual_stages"), [("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2)], ids=lambda each: str(each)
+    ("schedule", "virtual_stages", "pp"),
+    [("1f1b", 1, 4), ("zero_bubble", 1, 4), ("interleaved", 2, 4), ("interleaved", 2, 2), ("interleaved", 4, 2)],
+    ids=lambda each: str(each),
 )
 @pytest.mark.parametrize("send", [0.0, 3.0, 30.0])
 def test_a_pipeline_waits_for_messages_in_each_round_as_it_does_when_simulated(
-    monkeypatch: pytest.MonkeyPatch, schedule: str, virtual_stages: int, send: float
+    monkeypatch: pytest.MonkeyPatch, schedule: str, virtual_stages: int, pp: int, send: float
 ) -> None:
     monkeypatch.setitem(SECONDS, "send", send)
-    way = config(pp=4, schedule=schedule, virtual_stages=virtual_stages)
+    way = config(pp=pp, schedule=schedule, virtual_stages=virtual_stages)
     way = way.model_copy(update={"train": way.train.model_copy(update={"global_batch_size": 32})})
-    durations = [Durations(*(each / virtual_stages for each in (4.0, 5.0, 6.0)), send)] * (4 * virtual_stages)
-    order = all_actions(schedule, 4, 32, virtual_stages)
+    durations = [Durations(*(each / virtual_stages for each in (4.0, 5.0, 6.0)), send)] * (pp * virtual_stages)
+    order = all_actions(schedule, pp, 32, virtual_stages)
     makespan = simulate(order, 32, virtual_stages=virtual_stages, durations=durations).makespan
     assert 32 * 15 + step(monkeypatch, way)[0]["pipeline"] == pytest.approx(makespan, rel=0.1)
 

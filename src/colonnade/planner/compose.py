@@ -378,6 +378,7 @@ def _filling(times: Sequence[Work], config: Config) -> float:
 
 def _rounds(times: Sequence[Work], messages: float, config: Config) -> float:
     """[s] That the first stage waits, all micro-batches together, for one to come back: it begins `begun` meanwhile.
+    Of two stages, activations and gradients of all chunks share the links, where they go one by one.
 
     `messages`: what a micro-batch takes on its way there and back, but for the stages' work.
     """
@@ -385,5 +386,7 @@ def _rounds(times: Sequence[Work], messages: float, config: Config) -> float:
     pp, virtual, count = parallel.pp, parallel.virtual_stages, config.train.num_microbatches(parallel.dp)
     begun = pp if virtual == 1 else 2 * pp - 1 / virtual
     there_and_back = messages + sum(work.forward + work.backward if split else work.whole for work in times)
-    waits = there_and_back - begun * max(work.whole for work in times)
-    return (count - 1 / virtual) / begun * max(0.0, waits)
+    slowest = max(work.whole for work in times)
+    waits = (count - 1 / virtual) / begun * max(0.0, there_and_back - begun * slowest)
+    shared = (count - 1) * (messages / 2 - slowest) if pp == 2 else 0.0
+    return max(waits, shared)
