@@ -126,7 +126,7 @@ def test_a_run_that_is_killed_again_and_again(
     metric, publish, second = (
         next(number for number, event in enumerate(done) if word in event)
         for word in (
-            "open metrics.jsonl ('a',",
+            "open metrics.jsonl ('a+',",
             "os.rename checkpoints/.step_00000002",
             "os.rename checkpoints/.step_00000004",
         )
