@@ -1,6 +1,7 @@
 """What a run has left in its folder, for comparing two of them to the bit."""
 
 import json
+import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,13 @@ class Finished:
     @property
     def newest(self) -> Path:
         return self.folder / "checkpoints" / "step_00000006"
+
+
+def at_step_4(finished: Finished, folder: Path) -> Path:
+    """A copy of a run in `folder` that is at step 4; what it saves at step 6 lies beside it."""
+    shutil.copytree(finished.folder, folder)
+    (folder / "checkpoints" / "step_00000006").rename(folder.parent / "step_00000006")
+    return folder
 
 
 def course(config: Config, whole: Config | None = None) -> Course:

@@ -433,14 +433,20 @@ def test_another_batch_takes_the_place_of_a_phase_whose_first_step_it_is(config:
     assert (behind_others.tokens, behind_others.global_batch_size) == ((0, 150, 12 * 16), (4, 6, 8)), "passed over"
 
 
-def test_batches_that_were_passed_over_count_for_which_phase_a_batch_changes_in(
-    finished: Finished, tmp_path: Path
-) -> None:
-    """Two steps of four samples, ten passed over, and one more are behind the 25 samples of the first phase."""
+def growing(finished: Finished, tmp_path: Path) -> tuple[Path, Config]:
+    """A copy of a run whose batch grows behind 25 samples, and its configuration."""
     run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
     phases = ["curriculum.tokens=[0, 400]", "curriculum.seq_length=[16, 16]", "curriculum.global_batch_size=[4, 8]"]
     began = load(run / "config.toml", [*phases, "train.global_batch_size=8", f"run.folder={run}"])
     (run / "config.toml").write_text(to_toml(began))
+    return run, began
+
+
+def test_batches_that_were_passed_over_count_for_which_phase_a_batch_changes_in(
+    finished: Finished, tmp_path: Path
+) -> None:
+    """Two steps of four samples, ten passed over, and one more are behind the 25 samples of the first phase."""
+    run, began = growing(finished, tmp_path)
     asked = {"change": {"train.global_batch_size": 6}, "at": 7}
     line = Line("a", json.dumps(asked | {"at": 3}), is_whole=True)
     before = decide(line, began, Decided(), 2, [Rollback(to=2, skip=10), Rollback(to=6, skip=1)])
@@ -458,10 +464,7 @@ def test_a_change_that_a_rollback_has_made_impossible_keeps_no_other_from_being_
     finished: Finished, tmp_path: Path
 ) -> None:
     """It was decided when more was passed over. The run refuses it in its step, and makes what comes behind it."""
-    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
-    phases = ["curriculum.tokens=[0, 400]", "curriculum.seq_length=[16, 16]", "curriculum.global_batch_size=[4, 8]"]
-    began = load(run / "config.toml", [*phases, "train.global_batch_size=8", f"run.folder={run}"])
-    (run / "config.toml").write_text(to_toml(began))
+    run, began = growing(finished, tmp_path)
     longer = Change(at=6, values={"train.steps": 9}, was={"train.steps": 6}, line="longer")
     write_decided(run, Decided(changes=(batch(3, 6), longer)))
     (now,) = from_now_on(began, 6)

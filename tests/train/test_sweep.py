@@ -25,7 +25,7 @@ from colonnade.train.side_by_side import Run, Share
 from colonnade.train.sweep import SEED, Point, Sweep, read_sweep
 from colonnade.train.tuning import Outcome, outcome_of, run_points, score_of, settings_of, summary_of, toml_of
 from tests.commands import colonnade, forked
-from tests.runs import Finished, events, metrics
+from tests.runs import Finished, at_step_4, events, metrics
 from tests.tasks.examples import write_config, write_examples
 
 BASE = """\
@@ -336,11 +336,7 @@ def begun_from_weights(config: Path, share: Share) -> int:
 
 @pytest.fixture
 def weights(finished: Finished, tmp_path: Path) -> Path:
-    """A run that is at step 4; what it saves at step 6 lies beside it."""
-    weights = tmp_path / "weights"
-    shutil.copytree(finished.folder, weights)
-    (weights / "checkpoints" / "step_00000006").rename(tmp_path / "step_00000006")
-    return weights
+    return at_step_4(finished, tmp_path / "weights")
 
 
 def with_seeds(seeds: list[int], folder: Path, weights: Path) -> Sweep:

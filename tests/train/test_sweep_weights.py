@@ -14,7 +14,7 @@ from colonnade.errors import ConfigError
 from colonnade.train.side_by_side import Run, Share
 from colonnade.train.sweep import Sweep, read_sweep
 from colonnade.train.tuning import run_points
-from tests.runs import Finished
+from tests.runs import Finished, at_step_4
 
 INIT_FROM, TEACHER = "train.init_from", "distillation.teacher"
 
@@ -94,11 +94,7 @@ def test_of_a_point_without_a_record_of_its_weights_nothing_is_compared_and_noth
 
 @pytest.fixture
 def teacher(finished: Finished, tmp_path: Path) -> Path:
-    """A run that is at step 4; what it saves at step 6 lies beside it."""
-    folder = tmp_path / "teacher"
-    shutil.copytree(finished.folder, folder)
-    (folder / "checkpoints" / "step_00000006").rename(tmp_path / "step_00000006")
-    return folder
+    return at_step_4(finished, tmp_path / "teacher")
 
 
 @pytest.mark.parametrize("status", [0, 130])
