@@ -4861,9 +4861,16 @@ MUTATIONS = [
     Mutation(
         "the chat template among the keys of tokenizer_config.json goes before that in a file of its own",
         "convert/to_checkpoint.py",
-        '{**json.loads(files[CONFIG]), "chat_template": read_text(template)}',
-        '{"chat_template": read_text(template), **json.loads(files[CONFIG])}',
+        '{**json.loads(files.get(CONFIG, b"{}")), **templates}',
+        '{**templates, **json.loads(files.get(CONFIG, b"{}"))}',
         ("tests/convert/test_round_trip.py",),
+    ),
+    Mutation(
+        "chat templates by name in files of their own are not there",
+        "tokenizer_files.py",
+        '*sorted((folder / BY_NAME).glob("*.jinja"))',
+        "",
+        ("tests/examples/test_chat.py", "tests/convert/test_round_trip.py"),
     ),
     Mutation(
         "predictions are scored where some examples have no label",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 _PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 CONFIG, NAMES, ADDED, MODEL = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"
+JINJA, BY_NAME = "chat_template.jinja", "additional_chat_templates"
 
 
 def find_pair(path: Path) -> tuple[Path, Path] | None:
@@ -30,3 +31,8 @@ def files_beside(vocabulary: Path) -> tuple[Path, ...]:
     """
     named = vocabulary.name in ("vocab.txt", *(vocab for vocab, _ in _PAIRS)) or vocabulary.suffix == ".model"
     return tuple(vocabulary.parent / name for name in (CONFIG, NAMES, ADDED, MODEL)) if named else ()
+
+
+def templates_in(folder: Path) -> tuple[Path, ...]:
+    """The chat templates that newer folders have in files of their own: JINJA, and others by name in BY_NAME."""
+    return tuple(path for path in (folder / JINJA, *sorted((folder / BY_NAME).glob("*.jinja"))) if path.is_file())

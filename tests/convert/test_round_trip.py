@@ -206,6 +206,20 @@ def test_a_chat_template_in_a_file_of_its_own_is_the_one_that_is_kept(config: di
     assert back.items() >= kept.items() and back["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
+def test_chat_templates_by_name_in_files_of_their_own_are_kept(tmp_path: Path) -> None:
+    saved(tmp_path / "theirs", "gpt2")
+    texts = {"default": "of all", "rag": "for documents", "tool_use": "for tools"}
+    published = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "theirs")
+    published.chat_template = texts
+    published.save_pretrained(tmp_path / "theirs")
+    assert (tmp_path / "theirs" / "additional_chat_templates" / "tool_use.jinja").read_text() == "for tools"
+    converted(tmp_path / "theirs", tmp_path / "ours")
+    kept = json.loads((tmp_path / "ours" / "tokenizer_config.json").read_text())["chat_template"]
+    assert kept == [{"name": name, "template": text} for name, text in texts.items()]
+    converted(tmp_path / "ours", tmp_path / "back")
+    assert transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "back").chat_template == texts
+
+
 @pytest.mark.parametrize(
     ("name", "vocabulary", "text", "pair", "types"),
     [

@@ -5,14 +5,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from colonnade.data.chat_template import JINJA, folder_of
+from colonnade.data.chat_template import folder_of
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, DataError
 from colonnade.storage import as_given
-from colonnade.tokenizer_files import CONFIG, NAMES
+from colonnade.tokenizer_files import CONFIG, NAMES, templates_in
 
 OF_TOKENIZER = (CONFIG, NAMES)
-"""Files of theirs that are of the tokenizer, beside a chat template in a file of its own."""
+"""Files of theirs that are of the tokenizer, beside chat templates in files of their own."""
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")
 
 
@@ -71,7 +71,7 @@ def _tokenizer_in(folder: Path) -> Tokenizer | None:
 
 
 def _files_in(folder: Path) -> tuple[Path, ...]:
-    return tuple(path for name in (*OF_TOKENIZER, JINJA) if (path := folder / name).is_file())
+    return (*(path for name in OF_TOKENIZER if (path := folder / name).is_file()), *templates_in(folder))
 
 
 def _has(folder: Path, tokenizer: Tokenizer) -> bool:

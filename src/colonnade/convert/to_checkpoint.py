@@ -17,9 +17,8 @@ from colonnade.config.numbers import amount, counted
 from colonnade.convert.progress import Progress
 from colonnade.convert.target import WHEN_FULL, check_space, check_target, publish, workspace
 from colonnade.convert.their_tokenizer import OF_TOKENIZER, TheirTokenizer
-from colonnade.data.chat_template import JINJA
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.data.tokenizer_config import read_text
+from colonnade.data.tokenizer_config import read_templates
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import read_json
 from colonnade.huggingface.folder import GENERATION_CONFIG, Published, stub
@@ -60,9 +59,9 @@ class Foreign(NamedTuple):
         return {path.name: path for path in (*of_tokenizer, *of_model) if path.exists()}
 
     @property
-    def template(self) -> Path | None:
-        """The chat template in a file of its own, where newer folders have it."""
-        return next((path for path in self.known.beside if path.name == JINJA), None)
+    def templates(self) -> list[Path]:
+        """The chat templates in files of their own, where newer folders have them."""
+        return [path for path in self.known.beside if path.name not in OF_TOKENIZER]
 
 
 def check_new(target: Path) -> None:
@@ -137,11 +136,9 @@ def _files(it: Foreign, dtype: torch.dtype) -> dict[str, bytes]:
     for name, path in it.beside.items():
         if "auto_map" not in (content := read_json(path)):
             files[name] = _json(content)
-    template = it.template
-    if template is not None:
-        files.setdefault(CONFIG, b"{}")
-        content = {**json.loads(files[CONFIG]), "chat_template": read_text(template)}
-        files[CONFIG] = _json(content)
+    templates = read_templates(it.templates)
+    if templates:
+        files[CONFIG] = _json({**json.loads(files.get(CONFIG, b"{}")), **templates})
     return files
 
 

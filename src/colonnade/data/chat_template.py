@@ -1,6 +1,6 @@
 """Chat templates: a conversation to one text, and which characters of it are answers.
 
-A template is Jinja, as tokenizer_config.json (or chat_template.jinja) has it beside a published tokenizer. It is a
+A template is Jinja, as tokenizer_config.json (or a file of its own) has it beside a published tokenizer. It is a
 stranger's program: it runs in Jinja's sandbox, which cannot change what it is given, and sees nothing but messages and
 the names of control tokens. The environment is that of transformers (utils/chat_template_utils.py), whose blocks
 `{% generation %}` … `{% endgeneration %}` say what the assistant writes.
@@ -32,12 +32,11 @@ from jinja2.filters import do_trim
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.data.tokenizer_config import control_tokens, read_object, read_text
+from colonnade.data.tokenizer_config import control_tokens, read_object, read_templates, read_text
 from colonnade.errors import DataError
-from colonnade.tokenizer_files import CONFIG
+from colonnade.tokenizer_files import CONFIG, JINJA, templates_in
 
 Message = Mapping[str, Any]
-JINJA = "chat_template.jinja"
 _ROLE = "{{ '<|' + message['role'] + '|>\n' }}"
 _ANSWER = "{% generation %}{{ message['content'] | trim + eos_token }}{% endgeneration %}"
 BUILT_IN: Mapping[str, str] = MappingProxyType(
@@ -326,10 +325,8 @@ def chosen_template(named: str | None, tokenizer: Tokenizer, path: str | Path) -
 
 def template_beside(path: str | Path) -> ChatTemplate | None:
     """The template beside a tokenizer: that of its folder; None where there is none."""
-    content, file = read_object(folder_of(path) / CONFIG), folder_of(path) / JINJA
-    if file.is_file():
-        content = {**content, "chat_template": read_text(file)}
-    return ChatTemplate.from_json(content)
+    folder = folder_of(path)
+    return ChatTemplate.from_json({**read_object(folder / CONFIG), **read_templates(templates_in(folder))})
 
 
 def folder_of(path: str | Path) -> Path:

@@ -6,12 +6,14 @@
     special_tokens_map.json   names of control tokens  } of folders from before added_tokens_decoder,
     added_tokens.json         ids by tokens            } and read where there is none
     config.json               the tokenizer's class, where tokenizer_config.json names none
+    chat_template.jinja and additional_chat_templates/NAME.jinja: chat templates, the first one named default; they
+                              replace those of tokenizer_config.json
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,7 +23,7 @@ from tokenizers import AddedToken
 from colonnade.architecture.huggingface.keys import shown
 from colonnade.data.tokenizer_classes import OF_MODELS
 from colonnade.errors import DataError
-from colonnade.tokenizer_files import ADDED, CONFIG, MODEL, files_beside
+from colonnade.tokenizer_files import ADDED, BY_NAME, CONFIG, MODEL, files_beside
 
 _COPY = "Copy it again from its source."
 _MAKE = (
@@ -139,6 +141,15 @@ def read_object(file: Path) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise DataError(f"{file} holds no object. {_COPY}")
     return content
+
+
+def read_templates(files: Iterable[Path]) -> dict[str, Any]:
+    """Chat templates in files of their own, as a tokenizer_config.json has them: what of it they replace."""
+    named = {file.stem if file.parent.name == BY_NAME else "default": read_text(file) for file in files}
+    if not named:
+        return {}
+    several = [{"name": name, "template": text} for name, text in named.items()]
+    return {"chat_template": named["default"] if named.keys() == {"default"} else several}
 
 
 def _read_model(file: Path) -> Mapping[str, Any]:
