@@ -7242,8 +7242,8 @@ MUTATIONS = [
     Mutation(
         "a model card counts a sample a step",
         "convert/card.py",
-        "up to {samples * config.model.seq_length:,} tokens",
-        "up to {step * config.model.seq_length:,} tokens",
+        "up to {samples * config.model.sample_length:,} tokens",
+        "up to {step * config.model.sample_length:,} tokens",
         ("tests/convert/test_round_trip.py",),
     ),
     Mutation(

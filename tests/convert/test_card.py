@@ -24,10 +24,10 @@ TABLE = """\
 """
 
 
-def made(came: Any, *files: str, train: str | None = None, **more: object) -> str:
+def made(came: Any, *files: str, train: str | None = None, model: ModelConfig = MODEL, **more: object) -> str:
     config = configured(Case(), SERIAL)
     of_run = {
-        "model": MODEL,
+        "model": model,
         "run": config.run.model_copy(update={"folder": "/disk/of/mine/gpt-small"}),
         "data": config.data.model_copy(update={"train": train}),
     }
@@ -71,6 +71,18 @@ def test_a_model_of_others_is_described_by_where_it_came_from(came: dict[str, st
     assert "samples" not in text and "optimizer" not in text and "gpt-small" not in text
     assert "from transformers import GPT2LMHeadModel, AutoTokenizer" in text
     assert 'tokenizer = AutoTokenizer.from_pretrained("this folder")' in text
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens"),
+    [
+        ({"head": "preferences"}, "20,480,000"),
+        ({"kind": "bert", "head": "choice", "num_labels": 4}, "40,960,000"),
+    ],
+)
+def test_the_tokens_of_a_sample_are_those_of_all_its_texts(model: dict[str, Any], tokens: str) -> None:
+    text = made(None, model=MODEL.model_copy(update=model))
+    assert f"step 1,234 of 5: 5,000 samples, up to {tokens} tokens." in text
 
 
 def test_a_run_without_token_files_names_none() -> None:

@@ -55,7 +55,9 @@ def card(
 def _history(config: Config, metadata: RunMetadata, name: str, merged: object = None) -> list[str]:
     """What the checkpoint knows of its run; `merged`: of that of its adapters, which a merge was made of."""
     step, samples = _reached(metadata, merged)
-    of_samples = "" if samples is None else f": {samples:,} samples, up to {samples * config.model.seq_length:,} tokens"
+    of_samples = (
+        "" if samples is None else f": {samples:,} samples, up to {samples * config.model.sample_length:,} tokens"
+    )
     optimizer = f"{config.optim.name}, learning rate {config.optim.learning_rate:g}, {config.optim.decay} decay"
     lines = [
         f"Trained by the run `{name}` with Colonnade, step {step:,} of {config.train.steps:,}{of_samples}.",
