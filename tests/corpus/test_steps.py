@@ -257,6 +257,24 @@ def test_quality_heuristics(run: Run, write_lines: Any) -> None:
     assert lines.texts() == ["A line that ends well. It has sentences. One. Two. Three."]
 
 
+def test_it_is_told_that_rules_for_english_drop_other_languages(
+    run: Run, write_lines: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*keep: str, quality: str = "gopher") -> str:
+        language = {"language": {"keep": [*keep]}} if keep else {}
+        folder = "_".join([quality, *keep])
+        run(
+            write_lines("in.jsonl", ["text"]), folder=folder, filter={"min_tokens": 0, "quality": [quality]}, **language
+        )
+        return capsys.readouterr().err
+
+    assert told("en", "de", "unknown", "fr") == (
+        'note: filter.quality has "gopher", which keeps texts with common English words alone, and language.keep has '
+        "de, fr: nearly all of these will be dropped. Clean them by a recipe of their own without it.\n"
+    )
+    assert told("de", quality="repetition") == told("en", "unknown") == told() == ""
+
+
 def test_the_length_is_that_of_what_the_heuristics_left(
     tmp_path: Path, run: Run, write_lines: Any, tokenizer: Tokenizer
 ) -> None:

@@ -21,7 +21,7 @@ from colonnade.config.numbers import counted, size_of_text
 from colonnade.corpus.executors import local_executor, ray_executor, slurm_executor
 from colonnade.corpus.filters import list_of, urls_of
 from colonnade.corpus.folders import MANIFEST, told_aside
-from colonnade.corpus.language import check_language
+from colonnade.corpus.language import UNKNOWN, check_language
 from colonnade.corpus.manifest import read_manifest
 from colonnade.corpus.needs import log_folder, missing_tasks, require
 from colonnade.corpus.plan import Plan, keep_plan, make_plan, run_file, tokenizers_of
@@ -43,6 +43,8 @@ def clean(recipe: Recipe, tokenizing: Tokenizing, *, progress: bool = True) -> s
     folder = Path(recipe.write.folder)
     check_named_files(recipe, tokenizing)
     check_folder(recipe)
+    for note in not_meant(recipe):
+        print(f"note: {note}", file=sys.stderr)
     plan = make_plan(recipe, tokenizing.other_than_alone)
     purpose, instead = f"colonnade data clean, write.folder = {folder}", "set another write.folder"
     with locked(folder / "state", purpose, what=str(folder), instead=instead) as lock:
@@ -74,6 +76,16 @@ def check_named_files(recipe: Recipe, tokenizing: Tokenizing) -> None:
         read_tests(recipe.decontaminate.tests, ngram=recipe.decontaminate.ngram, key=recipe.read.key)
         for listed in recipe.decontaminate.titles:
             titles(Path(listed))
+
+
+def not_meant(recipe: Recipe) -> Iterator[str]:
+    """What a recipe asks for and hardly means, in words."""
+    others = [code for code in recipe.language.keep if code not in ("en", UNKNOWN)] if recipe.language else []
+    if others and recipe.filter and "gopher" in recipe.filter.quality:
+        yield (
+            'filter.quality has "gopher", which keeps texts with common English words alone, and language.keep has '
+            f"{', '.join(others)}: nearly all of these will be dropped. Clean them by a recipe of their own without it."
+        )
 
 
 def check_folder(recipe: Recipe) -> None:
