@@ -5247,8 +5247,8 @@ MUTATIONS = [
     Mutation(
         "a pair whose answers have gained equally counts as rightly preferred",
         "tasks/preferences.py",
-        "(margin > 0).double()",
-        "(margin >= 0).double()",
+        "as_shares(margin > 0, margin)",
+        "as_shares(margin >= 0, margin)",
         ("tests/tasks/test_preferences.py",),
     ),
     Mutation(
@@ -7074,8 +7074,8 @@ MUTATIONS = [
     Mutation(
         "a span is right where one of its ends is",
         "tasks/spans.py",
-        "right[0], right[1], right.all(0)",
-        "right[0], right[1], right.any(0)",
+        "right[0], right[1], right.prod(0)",
+        "right[0], right[1], right.amax(0)",
         ("tests/tasks/test_spans.py",),
     ),
     Mutation(
@@ -7396,8 +7396,8 @@ MUTATIONS = [
     Mutation(
         "a loss without end has no perplexity",
         "tasks/t5.py",
-        "if self.loss < 700.0 else math.inf",
-        "if self.loss < 7000.0 else math.inf",
+        "return exp_of(self.loss)",
+        "return float(np.exp(min(self.loss, 700.0)))",
         ("tests/tasks/test_t5.py",),
     ),
     Mutation(
@@ -10403,6 +10403,13 @@ MUTATIONS = [
         "if (x == x[:1]).all() or (y == y[:1]).all():",
         "if (x == x[:1]).all() and (y == y[:1]).all():",
         ("tests/tasks/test_scores.py",),
+    ),
+    Mutation(
+        "logits that are no numbers are guesses",
+        "tasks/scores.py",
+        "right.double().masked_fill(of.isnan(), math.nan)",
+        "right.double()",
+        ("tests/tasks/test_evaluations.py",),
     ),
     Mutation(
         "a score of an evaluation that is exactly 0 is none",

@@ -1,12 +1,13 @@
 """Continuations: against one sequence at a time, in batches of any size, on every layout, and only what is scored."""
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from colonnade.errors import DataError
+from colonnade.errors import CheckpointError, DataError
 from colonnade.evaluation.continuations import Continuation, Scores, batch_of, batches_of, rows_of, score
 from colonnade.evaluation.perplexity import evaluate_tokens
 from colonnade.evaluation.progress import Progress
@@ -71,6 +72,13 @@ def test_the_output_layer_multiplies_by_the_kernel_that_was_decided() -> None:
     off = np.abs(rounded[0].losses - rounded[1].losses)
     assert 1e-4 < off.max() < 0.1
     np.testing.assert_allclose(rounded[1].losses, one_by_one(model, CONTINUATIONS)[0], rtol=1e-5)
+
+
+def test_weights_that_are_no_numbers_are_refused() -> None:
+    model = tiny_gpt(Axis("tp"))
+    next(model.parameters()).data.fill_(math.nan)
+    with pytest.raises(CheckpointError, match="the model's losses of what is scored are not finite: its weights are"):
+        score(model, CONTINUATIONS, mesh=Mesh(), batch_size=3)
 
 
 def test_every_token_of_a_target_has_to_be_the_likeliest() -> None:

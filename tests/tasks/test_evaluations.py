@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,14 +22,25 @@ COUNTS = {("gpt", "preferences"): "pairs", ("bert", "spans"): "samples", ("t5", 
 SIZES = {"num_layers": 1, "hidden_size": 8, "num_heads": 2, "seq_length": 12}
 
 
-def evaluated(kind: str, head: str, numbers: Sequence[int], *, dp: Axis, pp: Axis, has_head: bool = True) -> Any:
-    """Of a made-up model and the batches of these numbers, of one sample more each."""
+def evaluated(
+    kind: str,
+    head: str,
+    numbers: Sequence[int],
+    *,
+    dp: Axis,
+    pp: Axis,
+    has_head: bool = True,
+    broken: bool = False,
+    **more: int,
+) -> Any:
+    """Of a made-up model and the batches of these numbers, of one sample more each. `broken`: its weights are NaN."""
     task = TASKS[kind, head]
-    model = ModelConfig.model_validate({"kind": kind, "head": head, **SIZES})
+    model = ModelConfig.model_validate({"kind": kind, "head": head, **SIZES, **more})
     built = task.build(model, 30, Parallel(Axis("tp")), None).double()
     draw = torch.Generator().manual_seed(1)
     for parameter in built.parameters():
         torch.nn.init.normal_(parameter, generator=draw)
+        parameter.data.add_(math.nan if broken else 0.0)
     batches = []
     for number in numbers:
         torch.manual_seed(number)
@@ -59,3 +71,18 @@ def test_an_evaluation_is_of_all_that_ranks_have_read(kind: str, head: str, axis
     one, other = run_on_ranks(_over, 2, kind, head, axis)
     assert one == other and one.numbers() == pytest.approx(whole.numbers(), rel=1e-12)
     assert getattr(one, COUNTS[kind, head]) == getattr(whole, COUNTS[kind, head]) >= 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "labels"),
+    [
+        ("bert", "pretraining", {}),
+        ("bert", "classification", {"num_labels": 1}),
+        ("bert", "classification", {"num_labels": 2}),
+        *((kind, head, {}) for kind, head in COUNTS),
+    ],
+)
+def test_a_model_whose_logits_are_no_numbers_has_no_score(kind: str, head: str, labels: dict[str, int]) -> None:
+    """The likeliest of them is no guess: by chance it would be right."""
+    found = evaluated(kind, head, [1, 2], dp=Axis("dp"), pp=Axis("pp"), broken=True, **labels).numbers()
+    assert len(found) > 1 and all(map(math.isnan, found.values())), found

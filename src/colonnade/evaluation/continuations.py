@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from colonnade.errors import DataError
+from colonnade.errors import CheckpointError, DataError
 from colonnade.evaluation.perplexity import Hidden
 from colonnade.evaluation.progress import Progress
 from colonnade.mesh.collectives import all_reduce
@@ -78,7 +78,8 @@ def score(
 ) -> Scores:
     """Score all continuations, `batch_size` sequences at once, shared by the dp ranks.
 
-    `hidden`: as in `evaluate`. All-reduces two numbers a continuation over dp and pp, at the end.
+    `hidden`: as in `evaluate`. All-reduces two numbers a continuation over dp and pp, at the end. CheckpointError where
+    some losses are no numbers.
     """
     _check_ids(continuations, model.vocab_size)
     hidden = hidden or on_one_stage(model, model.architecture.units).hidden
@@ -92,6 +93,8 @@ def score(
         _add_scores_(found, model, hidden, Batch(*(part.to(device) for part in batch_of(share))))
         progress.advance(len(share), sum(len(row.tokens) for row in share))
     losses, misses = all_reduce(all_reduce(found, mesh.data), mesh.pp).cpu().numpy()
+    if np.isnan(losses).any():
+        raise CheckpointError.of_broken_weights("losses of what is scored")
     return Scores(losses, misses == 0)
 
 

@@ -24,6 +24,7 @@ from colonnade.kernels.dropout import Masks
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.model.bert import BERT, BertInputs
+from colonnade.tasks.scores import as_shares
 from colonnade.tasks.task import Hidden
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.upload import upload
@@ -199,6 +200,6 @@ class MaskedPairs:
             [
                 (values.double() * mask).sum()
                 for losses, right, mask in found
-                for values in (losses, right, torch.ones_like(losses))
+                for values in (losses, as_shares(right, losses), torch.ones_like(losses))
             ]
         )

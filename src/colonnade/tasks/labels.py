@@ -5,6 +5,7 @@ The loss is the mean over the examples: cross entropy, or of scores the squared 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -145,6 +146,8 @@ class Labels:
             raise DataError("the evaluation has no example. Give it a file of some.")
         loss = float(label_losses(logits, targets).mean())
         scores = scores_of(logits.numpy(), targets.numpy(), binary=_is_binary(model))
+        if math.isnan(loss):
+            scores = dict.fromkeys(scores, math.nan)
         return Labelled(loss, scores, len(logits))
 
     def logits(

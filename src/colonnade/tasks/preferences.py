@@ -18,6 +18,7 @@ from colonnade.kernels.dropout import Masks
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.model.preferences import PreferenceGPT, PreferenceInputs, margins, pair_losses, sequence_log_probs
+from colonnade.tasks.scores import as_shares
 from colonnade.tasks.task import Hidden
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.upload import upload
@@ -174,5 +175,5 @@ class Preferences:
         rewards = gains * batch.options[:, :1]
         margin = rewards[:, 0] - rewards[:, 1]
         ones = torch.ones_like(margin)
-        columns = (pair_losses(gains, batch.options), (margin > 0).double(), margin, *rewards.unbind(1), ones)
+        columns = (pair_losses(gains, batch.options), as_shares(margin > 0, margin), margin, *rewards.unbind(1), ones)
         return (torch.stack(columns) * batch.pair_mask.double()).sum(1)

@@ -2,10 +2,15 @@
 
 labels   accuracy; of two labels F1 of the second one and Matthews' correlation
 scores   Pearson's and Spearman's correlation
+
+What is made of logits that are no numbers (NaN) is no number either: a likeliest one of them would be right by chance.
 """
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 Floats = NDArray[np.float64]
 
@@ -17,6 +22,11 @@ def scores_of(logits: Floats, targets: Floats, *, binary: bool) -> dict[str, flo
     predicted, right = logits.argmax(1), targets.astype(np.int64)
     found = {"accuracy": float((predicted == right).mean())}
     return found | ({"f1": f1(predicted, right), "matthews": matthews(predicted, right)} if binary else {})
+
+
+def as_shares(right: Tensor, of: Tensor) -> Tensor:
+    """Which guesses are right, bool, as numbers to be added up: NaN where their loss, or what they are made of, is."""
+    return right.double().masked_fill(of.isnan(), math.nan)
 
 
 def f1(predicted: NDArray[np.int64], right: NDArray[np.int64]) -> float:

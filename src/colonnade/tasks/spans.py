@@ -20,6 +20,7 @@ from colonnade.kernels.dropout import Masks
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.model.bert_spans import SpanBERT, SpanInputs, span_losses
+from colonnade.tasks.scores import as_shares
 from colonnade.tasks.task import Hidden
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.upload import upload
@@ -154,6 +155,7 @@ class Spans:
         if carry is None:
             return batch.answer_mask.new_zeros(5, dtype=torch.float64)
         logits = model.head.predict(model.residual(carry))
-        right = logits.argmax(0).t() == batch.answers  # [2, b]
-        found = (span_losses(logits, batch.answers), right[0], right[1], right.all(0), torch.ones_like(right[0]))
+        guessed, losses = logits.argmax(0).t() == batch.answers, span_losses(logits, batch.answers)  # [2, b], [b]
+        right = as_shares(guessed, losses)
+        found = (losses, right[0], right[1], right.prod(0), torch.ones_like(right[0]))
         return torch.stack([(each.double() * batch.answer_mask).sum() for each in found])

@@ -5,7 +5,6 @@ The loss is the mean over the labels that are no padding (Raffel et al., 2020).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -19,11 +18,12 @@ from colonnade.config.model import ModelConfig
 from colonnade.data.rows import Samples
 from colonnade.data.t5_dataset import SpanRows
 from colonnade.errors import DataError
-from colonnade.evaluation.perplexity import perplexity_in_words
+from colonnade.evaluation.perplexity import exp_of, perplexity_in_words
 from colonnade.kernels.dropout import Masks
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.model.t5 import T5, T5Inputs
+from colonnade.tasks.scores import as_shares
 from colonnade.tasks.task import Hidden
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.upload import upload
@@ -91,7 +91,7 @@ class Written:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.loss) if self.loss < 700.0 else math.inf
+        return exp_of(self.loss)
 
     def numbers(self) -> dict[str, float]:
         """For metrics."""
@@ -169,5 +169,5 @@ class SpanCorruption:
         if carry is None:
             return batch.loss_mask.new_zeros(3, dtype=torch.float64)
         losses, right = model.head.guesses(model.residual(carry), batch.labels)
-        mask = batch.loss_mask
-        return torch.stack([(values.double() * mask).sum() for values in (losses, right, torch.ones_like(losses))])
+        found = (losses.double(), as_shares(right, losses), torch.ones_like(losses).double())
+        return torch.stack([(values * batch.loss_mask).sum() for values in found])
