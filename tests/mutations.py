@@ -803,6 +803,13 @@ MUTATIONS = [
         ("tests/train/test_best.py",),
     ),
     Mutation(
+        "each save takes memory for all lines of metrics.jsonl",
+        "train/lines.py",
+        "yield from file",
+        "yield from file.readlines()",
+        ("tests/train/test_best.py",),
+    ),
+    Mutation(
         "the save at the end of a run waits as long for its next try as any other",
         "train/save_retries.py",
         "return min(wait, LAST) if must else wait",

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import tracemalloc
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -63,6 +64,22 @@ def test_where_numbers_are_lost_events_tell_what_was_the_best_when_it_was_saved(
     assert best_of(tmp_path, [4, 6, 8, 10]) == Best(4, 1.0)
     assert spared(tmp_path, CheckpointConfig(), [4, 6, 8, 10]) == {4}
     assert best_of(tmp_path, [8, 10]) == Best(10, 2.0)
+
+
+def test_the_best_is_found_without_all_lines_in_memory(tmp_path: Path) -> None:
+    """A run looks at each save: what that takes must not grow with the number of its steps."""
+    write_metrics(tmp_path, {step: 2.0 if step % 100 == 0 else None for step in range(1, 1_001)})
+    long = {"event": "best", "step": 301, "validation_loss": 1.0, "path": "x" * 2_000}
+    for name, line in ("metrics", {"step": 301, "tokens": "x" * 2_000}), ("events", long):
+        with (tmp_path / f"{name}.jsonl").open("a") as file:
+            file.writelines([json.dumps(line) + "\n"] * 500)
+    tracemalloc.start()
+    try:
+        assert best_of(tmp_path, [200, 300, 301]) == Best(200, 2.0) and evaluations_since_best(tmp_path) == 9
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 500_000
 
 
 def test_zero_is_a_number(tmp_path: Path) -> None:

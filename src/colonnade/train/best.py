@@ -14,7 +14,7 @@ from colonnade.checkpoint.names import NAME, checkpoints_in
 from colonnade.config.numbers import counted
 from colonnade.config.saving import CheckpointConfig
 from colonnade.errors import CheckpointError
-from colonnade.train.lines import object_in, objects_in, step_in
+from colonnade.train.lines import each_line, object_in, step_in
 from colonnade.train.run_folder import checkpoints
 
 LOSS = "validation_loss"
@@ -48,8 +48,9 @@ def _told(run: Path, steps: Collection[int]) -> dict[int, float]:
     """
     events = _evaluated(run / "events.jsonl") if steps else ()
     told = {line["step"]: line[LOSS] for line in events if line.get("event") == BEST and line["step"] in steps}
-    made = {step_in(line) for line in objects_in(run / "metrics.jsonl")} if told else set[int]()
-    return {step: loss for step, loss in told.items() if step not in made}
+    for line in each_line(run / "metrics.jsonl") if told else ():
+        told.pop(step_in(object_in(line)), None)
+    return told
 
 
 def evaluations(run: Path) -> dict[int, dict[str, float]]:
@@ -113,11 +114,7 @@ def _evaluated(file: Path) -> Iterator[dict[str, Any]]:
     """The lines of metrics.jsonl, or of events.jsonl, that tell of an evaluation, with NaN for null. One that was cut
     off is passed over.
     """
-    try:
-        lines = file.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return
-    for line in lines:
+    for line in each_line(file):
         if LOSS.encode() not in line:  # most: not worth parsing
             continue
         content = {name: math.nan if value is None else value for name, value in (object_in(line) or {}).items()}

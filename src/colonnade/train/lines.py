@@ -7,7 +7,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,15 @@ def object_in(line: bytes | str) -> dict[str, Any] | None:
 
 def objects_in(path: Path) -> list[dict[str, Any]]:
     """The JSON objects of a file's whole lines; none where there is no file."""
-    lines = path.read_bytes().splitlines() if path.exists() else ()
-    return [found for line in lines if (found := object_in(line)) is not None]
+    return [found for line in each_line(path) if (found := object_in(line)) is not None]
+
+
+def each_line(path: Path) -> Iterator[bytes]:
+    """The lines of a file, none where there is none. They are read one by one: a run looks into its own at each save,
+    and memory for all of them, at each size that they had, would stay with the process.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError), path.open("rb") as file:
+        yield from file
 
 
 def step_in(line: Mapping[str, Any] | None) -> int:
