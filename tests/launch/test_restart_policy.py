@@ -99,7 +99,9 @@ def test_a_recall_is_no_failure() -> None:
     st.integers(0, 4),
 )
 def test_it_always_ends(history: list[tuple[Kind, int, int]], limit: int) -> None:
-    """No more than `limit` restarts in a row stand at one checkpoint, and waits stay bounded."""
+    """No more than `limit` restarts in a row stand at one checkpoint, but for those behind a recall or what a disk
+    refuses, which has an end of its own; and waits stay bounded.
+    """
     saved, attempts = 0, []
     for kind, progress, place in history:
         saved += progress
@@ -110,6 +112,6 @@ def test_it_always_ends(history: list[tuple[Kind, int, int]], limit: int) -> Non
     for attempt in reversed(attempts):
         if attempt.saved != saved:
             break
-        row += attempt.kind != Kind.RECALLED
+        row += attempt.kind not in (Kind.RECALLED, Kind.DISK)
     if row > limit and attempts[-1].kind != Kind.RECALLED:
         assert not found.again
