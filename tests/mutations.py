@@ -10956,6 +10956,41 @@ MUTATIONS = [
         "",
         ("tests/train/test_restarts.py",),
     ),
+    Mutation(
+        "a run in fp64 is measured against the peak of bf16",
+        "architecture/devices.py",
+        'if precision != "bf16" or re.search',
+        'if precision == "fp32" or re.search',
+        ("tests/model/test_flops.py",),
+    ),
+    Mutation(
+        "a blend with rare data sets is told one position too long where it ends at a half",
+        "data/blend.py",
+        "((2 * rare + 1) * self._total - 1) // (2 * self._rare)",
+        "((2 * rare + 1) * self._total) // (2 * self._rare)",
+        ("tests/data/test_blend.py",),
+    ),
+    Mutation(
+        "answers in conversations with tools are looked for as the plain template marks them",
+        "data/chat_template.py",
+        "if not chosen.marks_answers:",
+        "if not self.marks_answers:",
+        ("tests/data/test_chat_template.py",),
+    ),
+    Mutation(
+        "what a disk refuses to a rank as a plain OSError is not known as the disk's",
+        "launch/launch.py",
+        'return f"{name_of(error)}: {line[:300]}"',
+        'return f"{type(error).__name__}: {line[:300]}"',
+        ("tests/launch/test_join.py",),
+    ),
+    Mutation(
+        "a tokenizer with more tokens than the GGUF file passes for another one",
+        "gguf/tokenizer.py",
+        "tokenizer.names[: len(tokens)] == tokens",
+        "tokenizer.names == tokens",
+        ("tests/gguf/test_convert.py",),
+    ),
 ]
 
 

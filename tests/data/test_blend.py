@@ -86,6 +86,7 @@ def test_a_rare_data_set_comes_when_half_of_a_sample_is_due() -> None:
         ([57, 205, 1, 4], [46, 60, 37, 34], 77),  # due 78, of which the second has 61
         ([1000, 5, 5, 2], [10**6, 4, 4, 3], 801),  # due 809, of which a rare one has 5
         ([1000, 1], [10**6, 3], 3003),  # as many as are due
+        ([600, 5, 3], [10**6, 3, 4], 341),  # a rare one comes where half of it is due, here the first's fourth
     ],
 )
 def test_no_data_set_begins_again_within_the_length_where_some_are_rare(

@@ -14,6 +14,12 @@ from tests.examples.chats import TALK, folder_of
 
 CALLS = [{"type": "function", "function": {"name": "city", "arguments": {}}}]
 CALLED = {"role": "assistant", "content": "I ask.", "tool_calls": CALLS}
+PLAIN = (
+    "{{ tools | tojson }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+MARKED = "{{ tools | tojson }}{% for message in messages %}{% if message.role == 'assistant' %}{% generation %}"
+MARKED += "{{ message.content }}{% endgeneration %}{% else %}{{ message.content }}{% endif %}{{ '\n' }}{% endfor %}"
 
 
 @pytest.mark.parametrize("talk", [[TALK[0], CALLED, CALLED], [CALLED, TALK[0], CALLED]], ids=["second", "first"])
@@ -61,6 +67,20 @@ def test_no_tools_are_no_matter_to_a_template_that_has_no_use_for_them(tools: An
     assert template.render(TALK[:2], tools=tools) == template.render(TALK[:2])
     with pytest.raises(TemplateFault, match="writes no descriptions of tools"):
         template.render(TALK[:2], tools=[CALLS[0]["function"]])
+
+
+@pytest.mark.parametrize(
+    ("default", "tool_use", "answers"),
+    [(PLAIN, MARKED, ("Paris.\n", "Paris.")), (MARKED, PLAIN, ("Paris.", "Paris.\n"))],
+    ids=["of those for tools", "of the others"],
+)
+def test_marks_of_a_template_say_what_is_answered_where_it_is_the_one_that_writes(
+    default: str, tool_use: str, answers: tuple[str, str]
+) -> None:
+    """Of another one, answers are found as what comes behind a prompt."""
+    template = ChatTemplate(default, tool_use=tool_use)
+    rendered = [template.render(TALK[:2], tools=tools) for tools in (None, [CALLS[0]["function"]])]
+    assert [[each.text[slice(*span)] for span in each.answers] for each in rendered] == [[each] for each in answers]
 
 
 @pytest.mark.parametrize("named", [None, "plain", "bare"])

@@ -17,7 +17,7 @@ from colonnade.errors import CheckpointError
 from colonnade.gguf import source
 from colonnade.gguf.header import FORMATS, Header, Laid, read_header
 from colonnade.gguf.source import Packed
-from colonnade.gguf.tokenizer import config_in, tokenizer_in
+from colonnade.gguf.tokenizer import config_in, has_its_tokens, tokenizer_in
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.rotary import inverse_wavelengths
 from colonnade.serving.trained import open_trained
@@ -383,6 +383,17 @@ def test_a_chat_template_comes_with_the_same_tokenizer_that_is_named_and_lies_al
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "its own"}')
     assert "left: the chat template" in converted(tmp_path / "model.gguf", its, "--tokenizer", words(tmp_path))
     assert json.loads((its / "tokenizer_config.json").read_text()) == {"chat_template": "its own"}
+
+
+def test_a_tokenizer_is_that_of_a_file_whose_tokens_it_begins_with(tmp_path: Path) -> None:
+    """Behind these it may have some of its own."""
+    tokenizer = Tokenizer.load(words(tmp_path))
+    names = tokenizer.names
+    found = [
+        has_its_tokens(Header(Path(), {"tokenizer.ggml.tokens": tokens}, {}), tokenizer)
+        for tokens in (names, names[:-2], [*names, "more"], names[1:], [])
+    ]
+    assert found == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,12 @@ def test_an_error_is_noted_by_its_first_line(folder: Path, text: str, said: str)
     assert found is not None and found["said"] == f"RuntimeError: {said}"
 
 
+def test_what_a_disk_may_get_over_is_noted_as_a_disk_error_whoever_raised_it(folder: Path) -> None:
+    launch.note_failure(OSError(errno.EIO, "Input/output error", "/data"))
+    found = note(folder)
+    assert found is not None and found["said"] == "DiskError: [Errno 5] Input/output error: '/data'"
+
+
 def test_an_error_stays_itself_where_it_cannot_be_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(launch.FOLDER, str(folder / "gone"))
     launch.note_failure(DataError("x"))

@@ -139,6 +139,7 @@ def test_the_papers_model_needs_six_times_its_parameters_and_a_little() -> None:
         ("NVIDIA H100X", "bf16", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
         ("NVIDIA H100 80GB HBM3", "fp32", None),
+        ("NVIDIA H100 80GB HBM3", "fp64", None),
         ("cpu", "bf16", None),
     ],
 )
