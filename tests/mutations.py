@@ -10991,6 +10991,13 @@ MUTATIONS = [
         "tokenizer.names == tokens",
         ("tests/gguf/test_convert.py",),
     ),
+    Mutation(
+        "a prompt that begins with the system's message must be all that both lists begin with",
+        "examples/conversations.py",
+        'int(said[0][0] == "system" and asked[:1] != said[:1])',
+        'int(said[0][0] == "system")',
+        ("tests/examples/test_preferences.py",),
+    ),
 ]
 
 

@@ -39,8 +39,9 @@ def test_without_a_prompt_it_is_what_both_begin_with(prompt: bool, shared: list[
 def test_a_prompt_may_stand_in_both_lists_too(before: list[dict[str, Any]]) -> None:
     """As a text, the user's, or as messages; what both lists begin with is all that comes before the answers."""
     record: dict[str, Any] = {"chosen": [*before, PARIS], "rejected": [*before, LYON]}
-    prompts = [before[-1]["content"], ASKED["content"], before, before[-1:], [{**ASKED, "tool_calls": None}], []]
-    assert [preference_of({**record, "prompt": prompt}) for prompt in prompts] == [preference_of(record)] * 6
+    prompts = [before[-1]["content"], ASKED["content"], before, before[:2], before[-1:]]
+    prompts += [[{**ASKED, "tool_calls": None}], []]
+    assert [preference_of({**record, "prompt": prompt}) for prompt in prompts] == [preference_of(record)] * 7
     for other in (PARIS["content"], "another?", [*before, ASKED, LYON], [{"role": "system", "content": "a"}, *before]):
         with pytest.raises(NoConversation, match=r"prompt is not what chosen and rejected both begin or .* Remove one"):
             preference_of({**record, "prompt": other})
