@@ -7683,8 +7683,8 @@ MUTATIONS = [
     Mutation(
         "a device has the peak of another whose name is a part of its own",
         "architecture/devices.py",
-        'if re.search(rf"\\b{name}\\b", device_name)',
-        "if name in device_name",
+        'if re.search(rf"\\b{name}\\b", device_name))',
+        "if name in device_name)",
         ("tests/model/test_flops.py",),
     ),
     Mutation(
@@ -10959,7 +10959,7 @@ MUTATIONS = [
     Mutation(
         "a run in fp64 is measured against the peak of bf16",
         "architecture/devices.py",
-        'if precision != "bf16" or re.search',
+        'if precision not in ("bf16", "fp16") or re.search',
         'if precision == "fp32" or re.search',
         ("tests/model/test_flops.py",),
     ),

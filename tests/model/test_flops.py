@@ -135,7 +135,9 @@ def test_the_papers_model_needs_six_times_its_parameters_and_a_little() -> None:
         ("NVIDIA B200", "bf16", 2250e12),
         ("NVIDIA GB200", "bf16", 2500e12),
         ("NVIDIA GH200 480GB", "bf16", 989e12),
-        ("Tesla V100-SXM2-16GB", "bf16", 125e12),
+        ("NVIDIA H100 80GB HBM3", "fp16", 989e12),
+        ("Tesla V100-SXM2-16GB", "fp16", 125e12),
+        ("Tesla V100-SXM2-16GB", "bf16", None),  # it has no units for it
         ("NVIDIA H100X", "bf16", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
         ("NVIDIA H100 80GB HBM3", "fp32", None),
