@@ -54,6 +54,15 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _signals_are_heard() -> Iterator[None]:
+    """By those behind a test of a run that, once it has ended, hears none."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled kernels are in this process, from this folder; skips where there is no compiler."""

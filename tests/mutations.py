@@ -6071,18 +6071,18 @@ MUTATIONS = [
     Mutation(
         "a supervisor that is killed while torch is imported leaves its folder",
         "launch/supervisor.py",
-        "            self._start_guard()\n"
-        "            starter = Starter(self.command, self.keep, lambda text: self._show(text.encode()), self.imports)\n"
-        "            while not (starter.is_ready() or self.asked):\n                self._wait(TICK / 10)\n"
-        "            if self.asked:\n"
-        "                forget()  # what ranks would have been forked from still imports\n"
-        "                return 128 + self.asked[0]\n",
-        "            starter = Starter(self.command, self.keep, lambda text: self._show(text.encode()), self.imports)\n"
-        "            while not (starter.is_ready() or self.asked):\n                self._wait(TICK / 10)\n"
-        "            if self.asked:\n"
-        "                forget()  # what ranks would have been forked from still imports\n"
-        "                return 128 + self.asked[0]\n"
-        "            self._start_guard()\n",
+        "        self._start_guard()\n"
+        "        starter = Starter(self.command, self.keep, lambda text: self._show(text.encode()), self.imports)\n"
+        "        while not (starter.is_ready() or self.asked):\n            self._wait(TICK / 10)\n"
+        "        if self.asked:\n"
+        "            forget()  # what ranks would have been forked from still imports\n"
+        "            return 128 + self.asked[0]\n",
+        "        starter = Starter(self.command, self.keep, lambda text: self._show(text.encode()), self.imports)\n"
+        "        while not (starter.is_ready() or self.asked):\n            self._wait(TICK / 10)\n"
+        "        if self.asked:\n"
+        "            forget()  # what ranks would have been forked from still imports\n"
+        "            return 128 + self.asked[0]\n"
+        "        self._start_guard()\n",
         ("tests/launch/test_fork_server.py",),
     ),
     Mutation(
@@ -8962,8 +8962,8 @@ MUTATIONS = [
     Mutation(
         "each rank imports for itself",
         "launch/launch.py",
-        "return run_on(places, command, file=file, keep=keep, imports=imports, after_a_loss=after_a_loss).status",
-        "return run_on(places, command, file=file, keep=keep, after_a_loss=after_a_loss).status",
+        "run_on(range(num_ranks), command, file=file, keep=keep, imports=imports, after_a_loss=after_a_loss)",
+        "run_on(range(num_ranks), command, file=file, keep=keep, after_a_loss=after_a_loss)",
         ("tests/launch/test_fork_server.py",),
     ),
     Mutation(
@@ -10997,6 +10997,13 @@ MUTATIONS = [
         'int(said[0][0] == "system" and asked[:1] != said[:1])',
         'int(said[0][0] == "system")',
         ("tests/examples/test_preferences.py",),
+    ),
+    Mutation(
+        "a run that has finished ends as a signal asks that came behind its end",
+        "train/restarts.py",
+        "                hear_no_more()  # it has ended as it should: who asks now is too late\n",
+        "                pass\n",
+        ("tests/train/test_restarts.py",),
     ),
 ]
 

@@ -15,13 +15,13 @@ import pytest
 
 from colonnade.launch import supervisor
 from colonnade.launch.board import FolderBoard, explanation_file, note_of_failure, report_file
-from colonnade.launch.launch import run_on
+from colonnade.launch.launch import run_on, run_ranks
+from colonnade.launch.process import PASSED_ON
 from colonnade.launch.supervisor import (
     CRASH,
     EXCEPTION,
     LATELY,
     MISTAKE,
-    PASSED_ON,
     STUCK,
     UNFINISHED,
     USER_MISTAKE,
@@ -309,6 +309,17 @@ def test_a_run_that_is_asked_to_end_says_so(saves: bool, tmp_path: Path, capfd: 
     assert (ended.status, ended.asked, capfd.readouterr().err) == (143, True, "")
 
 
+def test_a_signal_that_comes_when_all_ranks_have_ended_is_left_to_who_has_started_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And what is left of them is tidied first."""
+    close, heard = Supervisor.close, list[int]()
+    monkeypatch.setattr(Supervisor, "close", lambda self: (signal.raise_signal(signal.SIGTERM), close(self)))
+    signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    assert run_on([0], program("pass")) == supervisor.Ended(0, False, None, [signal.SIGTERM]) and not heard
+    assert run_ranks(1, program("pass")) == 0 and heard == [signal.SIGTERM]
+
+
 def test_what_is_to_be_done_after_some_seconds_is_done_once_or_until_it_asks_for_no_more(tmp_path: Path) -> None:
     """And not at all where the run has ended before."""
     done = list[float]()
@@ -322,7 +333,7 @@ def test_what_is_to_be_done_after_some_seconds_is_done_once_or_until_it_asks_for
 
     body = f"while not os.path.exists(r'{tmp_path}/go'): time.sleep(0.01)\ntime.sleep(0.3)"
     began = time.monotonic()
-    assert run_on([0], program(body), at=(0.2, do)) == supervisor.Ended(0, False, None)
+    assert run_on([0], program(body), at=(0.2, do)) == supervisor.Ended(0, False, None, [])
     assert len(done) == 2 and done[0] >= began + 0.2 and done[1] >= began + 0.3
     assert run_on([0], program("pass"), at=(600.0, do)).status == 0 and len(done) == 2
 

@@ -556,28 +556,49 @@ def test_a_signal_ends_it_while_it_waits_for_a_restart(
     number: signal.Signals,
 ) -> None:
     """In order: no copy of the state stays in memory, and the run is told as interrupted."""
-    before = signal.signal(number, others := lambda *_: pytest.fail("not heard"))
+    signal.signal(number, lambda *_: pytest.fail("not heard"))
     memory = list[Path | None]()
     monkeypatch.setattr(memory_folder, "MEMORY", tmp_path)
     monkeypatch.setattr(Restarts, "_lose", lambda self, _: (memory.append(self.memory), os.kill(os.getpid(), number)))
-    try:
-        status, made = fake(after(killed(1), 10), keys=["checkpoint.memory_every=1"])
-        assert signal.getsignal(number) is others
-    finally:
-        signal.signal(number, before)
+    status, made = fake(after(killed(1), 10), keys=["checkpoint.memory_every=1"])
     assert status == 128 + number and memory != [None] and not any(each and each.exists() for each in memory)
     assert [(each["event"], each.get("reason")) for each in events(made.run)][-1] == (STOPPED, number.name)
     assert f"Not started again: {number.name} has asked this process to end.\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("status", [0, UNFINISHED])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_behind_its_end_changes_nothing_of_it(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, status: int, number: signal.Signals
+) -> None:
+    """Or who has started it takes a run that has finished for one that has failed."""
+    find = Restarts._saved
+
+    def saved(self: Restarts) -> int:
+        if self.began is not None:
+            signal.raise_signal(number)
+        return find(self)
+
+    def end(run: Path) -> Ended:
+        (run / "leave").touch()
+        return after(Ended(status, False, None, [number]), 20)(run)
+
+    monkeypatch.setattr(Restarts, "_saved", saved)
+    found, made = fake(end)
+    signal.raise_signal(number)
+    assert found == status and not (made.run / "events.jsonl").exists()
+
+
+def test_a_signal_that_no_rank_has_heard_ends_a_run_that_would_be_started_again(fake: Any) -> None:
+    status, made = fake(after(Ended(137, False, killed(2).cause, [signal.SIGTERM]), 10))
+    assert status == 128 + signal.SIGTERM and len(made.started) == 1
+
+
 def test_hangups_stay_ignored_while_it_waits_for_a_restart(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     monkeypatch.setattr(Restarts, "_lose", lambda *_: os.kill(os.getpid(), signal.SIGHUP))
-    try:
-        assert fake(after(killed(1), 10), after(DONE, 20))[0] == 0
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    assert fake(after(killed(1), 10), after(DONE, 20))[0] == 0
 
 
 def test_a_signal_ends_it(fake: Any) -> None:

@@ -489,10 +489,10 @@ def test_ranks_that_are_not_started_again_are_started_once(
     """A dry run has lost nothing."""
     told: list[str] = []
 
-    def run_ranks(ranks: int, command: list[str], **how: object) -> int:
+    def run_on(places: range, command: list[str], **how: object) -> launch.Ended:
         told.append("once")
-        assert ranks == 2 and command[1:] == ["-m", "colonnade", "train", "c.toml"] and how["file"] == "text"
-        return 7
+        assert [*places] == [0, 1] and command[1:] == ["-m", "colonnade", "train", "c.toml"] and how["file"] == "text"
+        return launch.Ended(7, False, None)
 
     class Restarts:
         def __init__(self, *given: object) -> None:
@@ -501,7 +501,7 @@ def test_ranks_that_are_not_started_again_are_started_once(
         def run(self) -> int:
             return 7
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(launch, "run_on", run_on)
     monkeypatch.setattr(begin, "Restarts", Restarts)
     settings = load(config, ["parallel.dp=2", f"restarts.limit={limit}"])
     file = TomlFile(config, "text")

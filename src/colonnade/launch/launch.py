@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from colonnade.errors import LayoutError, mistake, name_of
-from colonnade.launch import idle
+from colonnade.launch import idle, process
 from colonnade.launch.board import Board, FolderBoard, StoreBoard, note, note_of_failure
 from colonnade.launch.devices import check_threads, choose_device
 from colonnade.launch.elastic import is_shared, store_of_start
@@ -379,8 +380,10 @@ def run_ranks(
     the ranks. `keep`: descriptors that every rank inherits. `imports`: modules that ranks import, for where they are
     forked. `after_a_loss` is what to do when a rank was killed or has never come, in words.
     """
-    places = range(num_ranks)
-    return run_on(places, command, file=file, keep=keep, imports=imports, after_a_loss=after_a_loss).status
+    ended = run_on(range(num_ranks), command, file=file, keep=keep, imports=imports, after_a_loss=after_a_loss)
+    for number in ended.unheard:
+        signal.raise_signal(number)
+    return ended.status
 
 
 def run_on(
@@ -399,9 +402,8 @@ def run_on(
 ) -> Ended:
     """As `run_ranks`, a rank on each of these places of this machine, and tell more of the end.
 
-    `choose_gpus`: places are GPUs, others are hidden. `memory`,
-    `fault` and `began`: what `memory_folder`, removed if this process is killed, `last_fault` and `began` are in the
-    ranks.
+    `choose_gpus`: places are GPUs, others are hidden. `memory`, `fault` and `began`: what `memory_folder`, removed if
+    this process is killed, `last_fault` and `began` are in the ranks.
     """
     told = {MEMORY: memory, FAULT: fault and f"{fault[0]} {fault[1]}", BEGAN: began}
     own = {name: str(value) for name, value in told.items() if value is not None}
@@ -420,10 +422,9 @@ def run_on(
             at=at,
             own=() if memory is None else (memory,),
         )
-        try:
-            return Ended(supervisor.run(), bool(supervisor.asked), supervisor.cause)
-        finally:
-            supervisor.close()
+        with process.passed_on(supervisor.events.put), closing(supervisor):
+            status = supervisor.run()
+        return Ended(status, bool(supervisor.asked), supervisor.cause, supervisor.unheard())
 
 
 def _environment(places: tuple[int, ...], folder: Path, choose_gpus: bool, rank: int, pipe: int) -> dict[str, str]:

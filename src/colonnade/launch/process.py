@@ -8,8 +8,12 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
+MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGTSTP)  # nohup and the like stay in force; who asks a run to stop is heard
 BACKGROUND = "checkpoint"  # the name of threads that compute beside training
 OPEN_FILES = 1 << 16
 """The most open files that a process asks for: some programs go through every number that they may have."""
@@ -91,6 +95,26 @@ def hear_ctrl_c() -> None:
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def passed_on(hear: Callable[[int], object]) -> Iterator[None]:
+    """Within, the signals of `PASSED_ON` do nothing here but that `hear` is told their numbers."""
+    handlers = {number: signal.getsignal(number) for number in PASSED_ON}
+    try:
+        for number, handler in handlers.items():
+            if handler != signal.SIG_IGN or number not in MAY_BE_IGNORED:
+                signal.signal(number, lambda number, _: hear(number))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def hear_no_more() -> None:
+    """Have nobody ask this process to end any more: what it was for has ended, and how is its exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def end_beside_threads(status: object, error: Exception | None = None) -> None:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,11 +37,9 @@ EXPLAIN = 5.0  # seconds in which the others may tell that they waited for a ran
 LATELY = 3.0  # seconds; ranks that watch report more often
 STOP = 3.0  # seconds between asking a rank to stop and making it
 CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)  # never a consequence of another's failure
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
 UNFINISHED = 99
 """Exit status of a run that has stopped before its last step, with everything saved, and is to be started again
 (for which Grid Engine queues a job again)."""
-MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGTSTP)  # nohup and the like stay in force; who asks a run to stop is heard
 CRASH, MISTAKE, EXCEPTION, WAIT = range(4)  # failures, from cause to consequence
 USER_MISTAKE = 2  # the exit status of a ColonnadeError
 At = tuple[float, Callable[[], "At | None"]]
@@ -126,11 +124,13 @@ class Ended:
     """A signal has asked it to."""
     cause: Cause | None
     """Why it has failed, if it has."""
+    unheard: Sequence[int] = ()
+    """Signals that have come too late for any rank."""
 
 
 @dataclass
 class Supervisor:
-    """The ranks of one local run: `run` once, then `close`."""
+    """The ranks of one local run: `run` once, then `close`; both while `events` get the signals that come."""
 
     command: list[str]
     num_ranks: int
@@ -167,33 +167,25 @@ class Supervisor:
 
     def run(self) -> int:
         """Start the ranks, stay with them until they end, and return the exit status of the run."""
-        handlers = {number: signal.getsignal(number) for number in PASSED_ON}
         if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # inherited: the system then keeps nobody's exit status
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self.files.callback(signal.signal, signal.SIGCHLD, signal.SIG_IGN)
-        try:
-            for number, handler in handlers.items():
-                if handler != signal.SIG_IGN or number not in MAY_BE_IGNORED:
-                    signal.signal(number, lambda number, _: self.events.put(number))
-            self._start_guard()
-            starter = Starter(self.command, self.keep, lambda text: self._show(text.encode()), self.imports)
-            while not (starter.is_ready() or self.asked):
-                self._wait(TICK / 10)
-            if self.asked:
-                forget()  # what ranks would have been forked from still imports
-                return 128 + self.asked[0]
-            self._start_ranks(starter)
-            started = time.monotonic()
-            while self._running() and not self._failed():
-                self._wait(TICK)
-                self._look_at_reports()
-                if self.at is not None and time.monotonic() > started + self.at[0]:
-                    self.at = self.at[1]()
-                self._show_held(time.monotonic() - HOLD)
-            return self._fail() if self._failed() else self._succeed()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        self._start_guard()
+        starter = Starter(self.command, self.keep, lambda text: self._show(text.encode()), self.imports)
+        while not (starter.is_ready() or self.asked):
+            self._wait(TICK / 10)
+        if self.asked:
+            forget()  # what ranks would have been forked from still imports
+            return 128 + self.asked[0]
+        self._start_ranks(starter)
+        started = time.monotonic()
+        while self._running() and not self._failed():
+            self._wait(TICK)
+            self._look_at_reports()
+            if self.at is not None and time.monotonic() > started + self.at[0]:
+                self.at = self.at[1]()
+            self._show_held(time.monotonic() - HOLD)
+        return self._fail() if self._failed() else self._succeed()
 
     def close(self) -> None:
         """Leave nothing behind: no process, no open file."""
@@ -207,6 +199,11 @@ class Supervisor:
         if self.guard is not None:
             self.guard.kill()
             self.guard.communicate()
+
+    def unheard(self) -> list[int]:
+        """Signals that have come since the last look, when no rank was left to hear them."""
+        events = [self.events.get() for _ in range(self.events.qsize())]
+        return [event for event in events if isinstance(event, int)]
 
     def _start_guard(self) -> None:
         self.guard = subprocess.Popen(

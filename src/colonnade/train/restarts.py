@@ -12,8 +12,8 @@ import errno
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from colonnade.config.schema import Config
 from colonnade.errors import DiskError, LayoutError, MemoryShortError, name_of
 from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus, gpus_now
+from colonnade.launch.process import hear_no_more
 from colonnade.launch.restart_policy import ENDS, NO_RESTART, Attempt, Decision, Kind, decide
 from colonnade.launch.supervisor import CRASH, EXCEPTION, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, At, Cause, Ended
 from colonnade.lock import NAME as LOCK
@@ -40,7 +41,6 @@ TRIES = 30  # to look into it
 RECALL_AGAIN = 60.0  # seconds until a recall that the disk has refused is tried again
 DEVICE_WORDS = ("cuda", "nccl", "cublas", "cudnn", "distbackend", "distnetwork", "connection", "gloo", "timed out")
 OUT_OF_MEMORY, DISK = MemoryShortError.__name__, DiskError.__name__
-_ASK = (signal.SIGTERM, signal.SIGHUP)
 _Found = TypeVar("_Found")
 
 
@@ -87,22 +87,31 @@ class Restarts:
     """Starts in a row that the disk has refused, which is waited out as long as for saves."""
 
     def run(self) -> int:
-        """The exit status of the run. LayoutError if it was on GPUs, and all of them are gone."""
+        """The exit status of the run, behind which signals do not ask this process to end any more. LayoutError if it
+        was on GPUs, and all of them are gone.
+        """
         self.return_after = self.config.restarts.return_after
         self.retries = SaveRetries(self.config.checkpoint.retry_for)
         device = self.config.train.device
         self.on_gpus = device == "cuda" or (device == "auto" and bool(count_gpus()))
-        with folder_for(self.config) as self.memory, _asked_by_signals():
+        with folder_for(self.config) as self.memory:
             try:
+                _be_asked_by_signals()
                 return self._run()
             except KeyboardInterrupt as asked:  # while no rank runs: ranks are told of it, and save
                 return self._end(signal.Signals(*asked.args or (signal.SIGINT,)))
+            finally:
+                hear_no_more()
 
     def _run(self) -> int:
         while True:
             fit, places = self._layout()
             oom_kills = _oom_kills()
             ended = self._start(fit, places)
+            if ended.status == 0 or (ended.status == UNFINISHED and not self.recalled):
+                hear_no_more()  # it has ended as it should: who asks now is too late
+            for number in ended.unheard:
+                signal.raise_signal(number)
             attempt = self._attempt(ended, places, oom_kills)
             self.attempts.append(attempt)
             one_left = self.config.parallel.num_ranks - len(self.lost) == 1
@@ -121,8 +130,7 @@ class Restarts:
 
     def _end(self, asked: signal.Signals) -> int:
         """What a signal between two starts leads to; its exit status."""
-        for number in _ASK:
-            signal.signal(number, signal.SIG_IGN)  # once is enough
+        hear_no_more()  # once is enough
         if self.attempts:
             self._event(STOPPED, step=self.attempts[-1].step, reason=asked.name)
             _say(f"Not started again: {asked.name} has asked this process to end.")
@@ -292,22 +300,17 @@ def _patiently(look: Callable[[], _Found], otherwise: Callable[[], _Found], *, t
     return otherwise()
 
 
-@contextmanager
-def _asked_by_signals() -> Iterator[None]:
-    """Signals that ask a process to end raise KeyboardInterrupt, as Ctrl-C does: nothing is left behind."""
+def _be_asked_by_signals() -> None:
+    """From here on signals that ask this process to end raise KeyboardInterrupt, as Ctrl-C does: nothing is left
+    behind.
+    """
 
     def ask(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(number)
 
-    before = {number: signal.getsignal(number) for number in _ASK}
-    heard = [number for number, handler in before.items() if handler != signal.SIG_IGN]
-    try:
-        for number in heard:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, ask)
-        yield
-    finally:
-        for number in heard:
-            signal.signal(number, before[number])
 
 
 def kind_of(ended: Ended, *, killed_for_memory: bool = False, again: bool = False) -> Kind:

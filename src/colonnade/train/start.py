@@ -34,6 +34,7 @@ from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus
+from colonnade.launch.process import hear_no_more
 from colonnade.lock import locked
 from colonnade.train import run_folder
 from colonnade.train.file_checks import problems_of_a_beginning, problems_of_a_score, problems_of_files
@@ -308,8 +309,10 @@ def supervise(
     command = [sys.executable, "-m", "colonnade", *arguments]
     go_on = partial(how_to_go_on, config)
     if dry_run or not config.restarts.limit:
-        ranks = config.parallel.num_ranks
-        return launch.run_ranks(ranks, command, file=file.text, keep=keep, imports=imports, after_a_loss=go_on)
+        ranks = range(config.parallel.num_ranks)
+        ended = launch.run_on(ranks, command, file=file.text, keep=keep, imports=imports, after_a_loss=go_on)
+        hear_no_more()
+        return ended.status
     return Restarts(config, command, file.text, keep, go_on, imports).run()
 
 

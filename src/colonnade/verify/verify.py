@@ -25,7 +25,7 @@ from colonnade.config.load import TomlTable, load, to_toml
 from colonnade.config.schema import Config, ParallelConfig, TrainConfig
 from colonnade.errors import ColonnadeError, ConfigError, without_credentials
 from colonnade.launch import launch
-from colonnade.launch.supervisor import PASSED_ON
+from colonnade.launch.process import PASSED_ON
 from colonnade.mesh.layout import Layout
 from colonnade.outputs import json_of
 from colonnade.train.start import complete
