@@ -11005,6 +11005,13 @@ MUTATIONS = [
         "                pass\n",
         ("tests/train/test_restarts.py",),
     ),
+    Mutation(
+        "the data of a run that has changed are counted as if it went on as it began",
+        "train/file_checks.py",
+        "open_corpus(config, lasts=lasts)",
+        "open_corpus(config)",
+        ("tests/train/test_beginning.py",),
+    ),
 ]
 
 

@@ -167,6 +167,23 @@ def test_a_dry_run_knows_how_much_data_a_rollback_has_left(changed: bool, config
         )
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_run_whose_batch_is_made_smaller_may_take_all_steps_that_its_data_have(
+    has_begun: bool, config: Path, run: Path
+) -> None:
+    shutil.rmtree(run)
+    keys = ["data.order=all_epochs", "data.epochs=1", "train.evaluate_every=0"]
+    samples = len(open_corpus(load(config, keys)).datasets.train)
+    run.mkdir()
+    asked(run, {"change": {"train.global_batch_size": 2}, "at": 1})
+    if has_begun:
+        assert forked("train", config, *keys, "train.steps=2").status == 0
+    most = 1 + (samples - 4) // 2
+    for steps, status in ((most, 0), (most + 1, 2)):
+        answer = here("train", config, *keys, f"train.steps={steps}", "--dry-run")
+        assert answer.status == status and ("or less, or raise data.epochs" in answer.err) == bool(status), answer
+
+
 def test_evaluations_behind_the_checkpoint_do_not_end_a_run(config: Path, run: Path) -> None:
     """It goes on from there, and evaluates again."""
     step = saved_steps(run)[-1]

@@ -146,7 +146,7 @@ def test_data_that_end_are_held_against_a_return_by_hand(
     settings, held = load(run / "config.toml"), list[int]()
     data = settings.data.model_copy(update=said)
     monkeypatch.setattr(rollbacks, "began_with", lambda *_: settings.model_copy(update={"data": data}))
-    monkeypatch.setattr(rollbacks, "open_corpus", lambda config: None)
+    monkeypatch.setattr(rollbacks, "open_corpus", lambda config, lasts: None)
     monkeypatch.setattr(rollbacks, "check_left", lambda config, corpus, metadata, *_: held.append(metadata.step))
     rollbacks.by_hand(run, 4, RollbackOptions(skip=1))
     assert held == [4] * is_held
@@ -162,7 +162,7 @@ def test_a_return_in_a_folder_that_was_moved_is_held_against_the_changes_that_ar
             raise ConfigError("Set train.steps to 8 or less")
 
     monkeypatch.setattr(change, "check_length", short)
-    monkeypatch.setattr(rollbacks, "open_corpus", lambda config: SimpleNamespace(training=None))
+    monkeypatch.setattr(rollbacks, "open_corpus", lambda config, lasts: SimpleNamespace(training=None))
     moved = run.rename(run.with_name("moved"))
     (moved / "config.toml").write_text(
         to_toml(load(config, ["train.steps=20", "data.order=all_epochs", "data.epochs=9"]))

@@ -46,19 +46,23 @@ class Course(NamedTuple):
 
 def course_of(config: Config, corpus: Corpus, ranks: Axis) -> Course:
     """Behind the newest checkpoint, on all ranks by what rank 0 reads: a sentence for each change that will be refused,
-    of those that are too long for their data too. `config`, `corpus`: as begun.
+    of those that are too long for their data too. ConfigError where the data of a run that begins end before it does;
+    one that goes on is checked from its checkpoint (`rollbacks.apply`). `config`, `corpus`: as begun.
     """
     text = ""
     if ranks.rank == 0:
         step = newest_step(checkpoints(Path(config.run.folder)))
         text = _FOUND.dump_json((step, foreseen(config, step), tuple(returns_of(Path(config.run.folder))))).decode()
     step, changes, returns = _FOUND.validate_json(gather_texts(text, ranks)[0])
+    start = Expected(config, rollbacks=returns)
+    if not step:
+        start.check_lasts(corpus.training, changes)
 
     def check(at: Expected, then: Expected, coming: Sequence[Change]) -> None:
         if then.step >= step:
             at.check_leads_to(then, coming, corpus.training, corpus.training)
 
-    stages, refused = ahead(Expected(config, rollbacks=returns), changes, check)
+    stages, refused = ahead(start, changes, check)
     now = [each for each in stages if each.step <= step][-1]
     told = (f"Behind step {each.at:,} it would refuse {each}: {why}" for each, why in refused)
     return Course(now.config, stages[-1].config, returns, tuple(told))

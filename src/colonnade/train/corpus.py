@@ -165,7 +165,7 @@ class Corpus:
 def open_corpus(config: Config, earlier: Earlier = (), *, lasts: bool = True) -> Corpus:
     """Open everything that [data] names and hold it against [model]; reads no more than headers. `earlier`: what
     data.blend was before it was changed, see `Mixture`. `lasts`: refuse data that end before the run, from its first
-    step on; else it is checked from where the run is (`change.Expected`).
+    step on; else they are checked from where the run is, with its changes (`change.Expected`).
     """
     data = config.data
     tokenizer = Tokenizer.load(data.tokenizer) if data.tokenizer is not None else None

@@ -211,7 +211,8 @@ def _open_header(name: str, cache: str | None) -> None:
 def _open_whole(config: Config) -> None:
     from colonnade.train.corpus import open_corpus
 
-    for file in open_corpus(config).files.values():
+    lasts = not run_folder.was_asked_to_change(Path(config.run.folder))  # else by its changes: `course_of` sees
+    for file in open_corpus(config, lasts=lasts).files.values():
         file.check_index()
 
 

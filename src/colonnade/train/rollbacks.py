@@ -172,7 +172,7 @@ def _check_data_left(run: Path, checkpoint: Path, recorded: Sequence[Rollback]) 
     began = began_with(run, read_decided(run))
     if began.data.order == "all_epochs" or began.data.blend_by == "epochs":
         try:
-            corpus = open_corpus(began)
+            corpus = open_corpus(began, lasts=False)
         except ColonnadeError:
             return
         check_left(began, corpus, metadata_of(checkpoint, read_manifest(checkpoint)), recorded, run)
