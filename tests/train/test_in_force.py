@@ -395,6 +395,19 @@ def test_a_change_to_evaluations_that_have_no_label_that_counts_is_refused(confi
     assert refusal.reason.startswith("no label counts in the first 4 of ")
 
 
+def test_a_change_beside_the_one_that_mends_evaluations_is_made_too(config: Path, tmp_path: Path) -> None:
+    """It has nothing to do with them, whichever comes first."""
+    began = load(config, [f"data.no_loss_on={list(range(tiny.VOCAB_SIZE))}"])
+    made: dict[str, float] = {"optim.learning_rate": 2e-3, "train.evaluate_every": 0, "train.gradient_clip": 0.5}
+    run = changes(tmp_path / "run", *({"change": {name: value}, "at": 2} for name, value in made.items()))
+    state: Any = SimpleNamespace(step=2, samples=8, changes=[], rollbacks=[])
+    following = InForce(began, open_corpus(began), Mesh(), Told())  # type: ignore[arg-type]
+    following.read(1, [])
+    now, _ = following.follow(state)
+    assert [{**change.values} for change in state.changes] == [{name: value} for name, value in made.items()]
+    assert now.optim.learning_rate == 2e-3 and read_decided(run).refused == ()
+
+
 @pytest.mark.parametrize("at_start", ["true", "false"])
 def test_an_evaluation_at_the_start_is_none_behind_it(at_start: str, config: Path, tmp_path: Path) -> None:
     """No label counts, and nothing is measured any more: a change has nothing to do with it."""

@@ -54,23 +54,31 @@ class Evaluation:
         return lines
 
 
-def check_scored(config: Config, corpus: Corpus, ranks: Axis, *, step: int) -> None:
-    """ConfigError on all ranks where the run, behind `step`, evaluates samples of text in which no label counts; every
-    rank calls this. Reads up to the first that has one.
+def is_scored(config: Config, corpus: Corpus, ranks: Axis, *, step: int) -> bool:
+    """Whether there is something to measure where the run, behind `step`, evaluates: of samples of text a label that
+    counts. Every rank calls this. Reads up to the first that has one.
     """
     train, part = config.train, corpus.datasets.validation
     if part is None or not isinstance(part.parts[0], GPTDataset):
-        return
-    num_samples = min(len(part), train.evaluate_samples)
+        return True
     if not ((train.evaluation_interval and step < train.steps) or (train.evaluate_at_start and step == 0)):
+        return True
+    read = range(min(len(part), train.evaluate_samples))
+    return on_all_ranks(lambda: any(_counts(part, number) for number in read), ranks)
+
+
+def check_scored(config: Config, corpus: Corpus, ranks: Axis, *, step: int) -> None:
+    """ConfigError on all ranks unless `is_scored`; every rank calls this."""
+    if is_scored(config, corpus, ranks, step=step):
         return
-    if not on_all_ranks(lambda: any(_counts(part, number) for number in range(num_samples)), ranks):
-        more = "Set train.evaluate_samples higher, or give" if num_samples < len(part) else "Give"
-        raise ConfigError(
-            f"no label counts in the first {num_samples:,} of {counted(len(part), 'validation sample')}, which an "
-            f"evaluation reads: there would be nothing to measure. {more} validation other text (data.validation, "
-            "data.split), or leave evaluations out: train.evaluate_every = 0 and evaluate_at_start = false."
-        )
+    assert corpus.datasets.validation is not None, "it is what is read"
+    there, read = len(corpus.datasets.validation), config.train.evaluate_samples
+    more = "Set train.evaluate_samples higher, or give" if read < there else "Give"
+    raise ConfigError(
+        f"no label counts in the first {min(there, read):,} of {counted(there, 'validation sample')}, which an "
+        f"evaluation reads: there would be nothing to measure. {more} validation other text (data.validation, "
+        "data.split), or leave evaluations out: train.evaluate_every = 0 and evaluate_at_start = false."
+    )
 
 
 def _counts(part: Dataset, number: int) -> bool:
