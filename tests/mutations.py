@@ -3536,8 +3536,8 @@ MUTATIONS = [
     Mutation(
         "behind a change of evaluations the reference of preferences is zero",
         "train/in_force.py",
-        "        on_all_ranks(lambda: attach_stored(config, corpus), self._mesh.world)\n",
-        "",
+        "            on_all_ranks(lambda: attach_stored(config, corpus), self._mesh.world)\n",
+        "            pass\n",
         ("tests/train/test_preferences.py",),
     ),
     Mutation(
@@ -10063,8 +10063,8 @@ MUTATIONS = [
     Mutation(
         "for a change data have to last from the first step, and not for what is left",
         "train/in_force.py",
-        "self._mesh.world, earlier, lasts=False)",
-        "self._mesh.world, earlier)",
+        "open_together(config, ranks, earlier, lasts=False)",
+        "open_together(config, ranks, earlier)",
         ("tests/train/test_in_force.py",),
     ),
     Mutation(

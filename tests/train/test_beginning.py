@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from colonnade.checkpoint.manifest import Manifest, read_manifest
 from colonnade.config.load import load
-from colonnade.data.writer import merge
+from colonnade.data.writer import TokenFileWriter, merge
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.planner import banner as banners
@@ -184,6 +185,28 @@ def test_a_run_whose_batch_is_made_smaller_may_take_all_steps_that_its_data_have
         assert answer.status == status and ("or less, or raise data.epochs" in answer.err) == bool(status), answer
 
 
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_dry_run_holds_evaluations_against_the_blend_in_force(
+    at: int, config: Path, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    """Whether its change was made, or is to be made before the next step."""
+    for token in (1, 2):
+        with TokenFileWriter(tmp_path / str(token), np.dtype("<u2")) as writer:
+            for _ in range(20):
+                writer.add_document([token] * 40)
+    files = [str(tmp_path / name) for name in "12"]
+    blend = f'blend = {{"{files[0]}" = 0.9, "{files[1]}" = 0.1}}'
+    config.write_text(config.read_text().replace(f'train = "{corpus.prefix}"', blend))
+    keys, run = ["data.no_loss_on=[1]", "train.evaluate_samples=1"], tmp_path / "run"
+    run.mkdir()
+    asked(run, {"change": {"data.blend": dict(zip(files, (0.1, 0.9), strict=True))}, "at": at})
+    assert forked("train", config, *keys, "train.evaluate_every=0", "train.steps=2").status == 0
+    for first, status in ((files[1], 0), (files[0], 2)):
+        asked(run, {"change": {f"data.blend.{first}": 100.0}, "at": 2})
+        answer = forked("train", config, *keys, "train.evaluate_every=3", "train.steps=4", "--dry-run")
+        assert answer.status == status and ("no label counts" in answer.err) == bool(status), answer
+
+
 def test_evaluations_behind_the_checkpoint_do_not_end_a_run(config: Path, run: Path) -> None:
     """It goes on from there, and evaluates again."""
     step = saved_steps(run)[-1]
@@ -212,9 +235,9 @@ def test_ranks_know_what_rank_0_reads_of_changes(finished: Finished, run: Path) 
 
     def steps(rank: int, _: int) -> list[int]:
         config = load(finished.config, [f"run.folder={run if rank == 0 else run / 'elsewhere'}"])
-        now, whole, _, refused = course_of(config, open_corpus(config), build_mesh(Layout(dp=2), rank).world)
-        assert not refused
-        return [now.train.steps, whole.train.steps]
+        found = course_of(config, open_corpus(config), build_mesh(Layout(dp=2), rank).world)
+        assert not found.refused
+        return [found.now.train.steps, found.whole.train.steps]
 
     asked(run, LOWER | {"at": 7}, *({"change": {"train.steps": steps}, "at": steps - 2} for steps in (8, 9)))
     assert run_on_ranks(steps, 2) == [[8, 9]] * 2

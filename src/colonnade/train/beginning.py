@@ -17,10 +17,11 @@ from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.train import reference, rollbacks, taught
 from colonnade.train.base import check_base, content_together
 from colonnade.train.best import evaluations_since_best, none_better
-from colonnade.train.change import Change, Expected, ahead
+from colonnade.train.change import Change, Expected, ahead, by_step
 from colonnade.train.change_requests import foreseen, returns_of
 from colonnade.train.corpus import Corpus
 from colonnade.train.held_out import check_scored
+from colonnade.train.in_force import opened_in_force
 from colonnade.train.init_from import Origin
 from colonnade.train.metadata import metadata_of
 from colonnade.train.newest import find
@@ -42,6 +43,8 @@ class Course(NamedTuple):
     """The rollbacks that it is made of."""
     refused: tuple[str, ...]
     """Changes to come that it will refuse, each with its step and the reason."""
+    made: tuple[Change, ...] = ()
+    """The changes that lead to `now`, with their positions."""
 
 
 def course_of(config: Config, corpus: Corpus, ranks: Axis) -> Course:
@@ -63,16 +66,18 @@ def course_of(config: Config, corpus: Corpus, ranks: Axis) -> Course:
             at.check_leads_to(then, coming, corpus.training, corpus.training)
 
     stages, refused = ahead(start, changes, check)
-    now = [each for each in stages if each.step <= step][-1]
+    lines = {each.line for each, _ in refused}
+    can_be = zip((each for each in by_step(changes) if each.line not in lines), stages[1:], strict=True)
+    made = [each.model_copy(update={"position": at.position}) for each, at in can_be if at.step <= step]
     told = (f"Behind step {each.at:,} it would refuse {each}: {why}" for each, why in refused)
-    return Course(now.config, stages[-1].config, returns, tuple(told))
+    return Course(stages[len(made)].config, stages[-1].config, returns, tuple(told), tuple(made))
 
 
-def beginning_of(config: Config, corpus: Corpus, now: Config, mesh: Mesh, origin: Origin | None) -> str:
+def beginning_of(config: Config, corpus: Corpus, course: Course, mesh: Mesh, origin: Origin | None) -> str:
     """Where a run would begin, as rank 0 finds its folder; every rank calls this. Reads manifests and, where something
     is stored to hold them against, all of a published model beside it. Raises what the run's start does, but for what
-    only the tensors of a checkpoint show. `config`: as begun; `now`: in force behind its checkpoint. `origin`: the
-    weights that it begins from, or that are beside its adapters.
+    only the tensors of a checkpoint show. `config`, `corpus`: as begun. `origin`: the weights that it begins from, or
+    that are beside its adapters.
     """
     run = Path(config.run.folder)
     newest = gather_texts(on_all_ranks(lambda: "" if mesh.rank else str(find(run) or ""), mesh.world), mesh.world)[0]
@@ -88,8 +93,8 @@ def beginning_of(config: Config, corpus: Corpus, now: Config, mesh: Mesh, origin
     metadata = metadata_of(path, manifest)
     if metadata.base is not None and origin is not None:
         check_base(path, metadata.base, origin.path, content_together(origin.path, mesh.world))
-    check_scored(now, corpus, mesh.world, step=manifest.step)
-    train = now.train
+    check_scored(*opened_in_force(config, corpus, course.made, mesh.world), mesh.world, step=manifest.step)
+    train = course.now.train
     if manifest.step >= train.steps:
         return f"do nothing: {path} is at step {manifest.step:,} of train.steps = {train.steps:,}"
     since = evaluations_since_best(run, until=manifest.step)

@@ -17,7 +17,7 @@ from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, DiskError
 from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.agreement import gather_texts
-from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.train.change import Change, Expected, earlier_blends, in_force
 from colonnade.train.change_requests import (
     Decided,
@@ -110,11 +110,9 @@ class InForce:
         return config, corpus
 
     def _at(self, changes: Sequence[Change]) -> tuple[Config, Corpus]:
-        config, earlier = in_force(self._began, changes), earlier_blends(self._began, changes)
-        if not earlier and _reads(config) == _reads(self._began):
-            return config, self._corpus
-        corpus = open_together(config, self._mesh.world, earlier, lasts=False)
-        on_all_ranks(lambda: attach_stored(config, corpus), self._mesh.world)
+        config, corpus = opened_in_force(self._began, self._corpus, changes, self._mesh.world)
+        if corpus is not self._corpus:
+            on_all_ranks(lambda: attach_stored(config, corpus), self._mesh.world)
         return config, corpus
 
     def _to_come(self, state: TrainState) -> list[Change]:
@@ -174,6 +172,16 @@ class InForce:
             CHANGED, step=change.at, changed=lines, **{name: each for name, each in about.items() if each}
         )
         self._monitor.say(f"Changed behind step {change.at:,}{change.asked}: {'; '.join(lines) or 'nothing'}.")
+
+
+def opened_in_force(began: Config, corpus: Corpus, changes: Sequence[Change], ranks: Axis) -> tuple[Config, Corpus]:
+    """What is in force behind these changes, with their positions, and what is read then: opened anew where it is not
+    `corpus`, that of the run as it began. Every rank calls this.
+    """
+    config, earlier = in_force(began, changes), earlier_blends(began, changes)
+    if not earlier and _reads(config) == _reads(began):
+        return config, corpus
+    return config, open_together(config, ranks, earlier, lasts=False)
 
 
 def _reads(config: Config) -> tuple[object, ...]:

@@ -139,7 +139,7 @@ def main(
             monitor.say(summary.text)
             on_all_ranks(summary.check, mesh.world)
             if dry_run:
-                begins_so = beginning_of(config, corpus, course.now, mesh, origin)
+                begins_so = beginning_of(config, corpus, course, mesh, origin)
                 monitor.say("\n".join([f"Nothing was trained or saved. The run would {begins_so}.", *course.refused]))
                 return
             state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)
