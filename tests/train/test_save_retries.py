@@ -65,13 +65,15 @@ def test_tries_come_later_and_later_until_it_is_too_long() -> None:
 
 
 def test_saves_that_fail_soon_behind_each_other_put_off_no_try() -> None:
-    """A run of quick steps saves often, and has not been failing for long."""
+    """A run of quick steps saves often, and was told when the next one comes."""
     now = [0.0]
     retries = SaveRetries(4000.0, clock=lambda: now[0])
     for _ in range(8):
         now[0] += 0.125
         retries.failed()
-    assert retries.failed() == 10.875 and retries.failures == 9
+    assert retries.failed() == 9.125 and retries.failures == 9
+    now[0] = 10.125
+    assert retries.is_due and retries.failed() == 20.0
 
 
 def test_a_save_that_a_run_waits_for_is_tried_every_two_seconds_and_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,6 +98,27 @@ def test_a_save_that_a_run_waits_for_is_tried_every_two_seconds_and_told_once(mo
         "save fails more than checkpoint.retry_for = 4000 seconds after the first that did. What was saved last, or "
         "the start, is 650 seconds old."
     )
+
+
+def test_saves_that_fail_every_two_seconds_are_told_when_they_were_said_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, told, tries = [0.0], Told(), list[float]()
+    retries = SaveRetries(4000.0, clock=lambda: now[0])
+
+    def save(*_: Any) -> None:
+        tries.append(now[0])
+        raise CheckpointError("The disk is full.")
+
+    monkeypatch.setattr(Checkpoints, "payload", lambda self, state: None)
+    found = checkpoints_of(Mesh(), told, retries, is_busy=False, save=save, wait=lambda: None)
+    for step in range(40):
+        now[0] = 2.0 * step
+        found.save(SimpleNamespace(step=step))  # type: ignore[arg-type]
+    assert len(tries) == 40, "the disk may have room at any of them"
+    assert [(each["step"], each["tries"]) for each in told.of("save failed")] == [(0, 1), (5, 6), (15, 16), (35, 36)]
+    waits = ("10", "20", "40", "80")
+    assert [f"saves again in {wait} s." in said for wait, said in zip(waits, told.said, strict=True)] == [True] * 4
 
 
 def test_a_short_limit_has_room_for_several_tries() -> None:

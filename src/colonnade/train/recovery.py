@@ -137,7 +137,7 @@ class Checkpoints:
         if over:
             raise error
         wait, tries, age = self.retries.failed(must=must), self.retries.failures, round(self.retries.age, 1)
-        if not told:
+        if not told and (must or not self.retries.is_early):
             self.monitor.event("save failed", step=step, reason=str(error), tries=tries, age=age)
             self.monitor.say(self.retries.in_words(step, error, wait, must=must))
         return wait

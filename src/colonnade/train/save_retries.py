@@ -22,6 +22,8 @@ class SaveRetries:
     good_at: float = field(init=False)
     failing_since: float | None = None
     next_try: float = math.inf
+    is_early: bool = False
+    """The last failure was before the try that had been told of: a run with a small checkpoint.every saves often."""
 
     def __post_init__(self) -> None:
         self.good_at = self.clock()
@@ -31,14 +33,18 @@ class SaveRetries:
         self.good_at, self.failing_since, self.failures, self.next_try = self.clock(), None, 0, math.inf
 
     def failed(self, *, must: bool = False) -> float:
-        """A save has failed: seconds until the next try, twice as long each time, however many saves fail meanwhile.
-        `must`: the run waits for it.
+        """A save has failed: seconds until the next try, twice as long each time. One that fails before that puts it
+        off no further. `must`: the run waits for it.
         """
         now = self.clock()
         self.failures += 1
         self.failing_since = now if self.failing_since is None else self.failing_since
-        wait = min(FIRST + now - self.failing_since, LONGEST, max(self.limit / 4, 0.1))
-        self.next_try = now + wait
+        self.is_early = now < self.next_try < math.inf
+        if self.is_early:
+            wait = self.next_try - now
+        else:
+            wait = min(FIRST + now - self.failing_since, LONGEST, max(self.limit / 4, 0.1))
+            self.next_try = now + wait
         return min(wait, LAST) if must else wait
 
     def in_words(self, step: int, reason: object, wait: float, *, must: bool) -> str:
