@@ -18,7 +18,7 @@ from colonnade.checkpoint import manifest
 from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.load import load
 from colonnade.config.schema import Config
-from colonnade.errors import CheckpointError, DamagedError
+from colonnade.errors import CheckpointError, DamagedError, DiskError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import damaged, recovery
@@ -283,9 +283,24 @@ def test_what_keeps_it_from_being_set_aside_is_raised(monkeypatch: pytest.Monkey
     def work() -> bool:
         raise PermissionError("the folder may not be written")
 
-    monkeypatch.setattr(damaged, "gather_texts", lambda *_: pytest.fail("rank 0 says that it goes on waiting"))
+    monkeypatch.setattr(damaged, "gather_texts", lambda text, _: [text] if text else pytest.fail("rank 0 waits on"))
     with pytest.raises(PermissionError, match="the folder may not be written"):
         damaged.by_rank_0(work, Mesh().world)
+
+
+def test_what_the_disk_refuses_of_setting_it_aside_is_raised_on_all_ranks() -> None:
+    """As a folder that cannot be renamed on a disk that is read-only: none is left waiting for rank 0."""
+
+    def work() -> str:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "step_00000004")
+
+    def raised(rank: int, num_ranks: int) -> str:
+        with pytest.raises(DiskError) as error:
+            damaged.by_rank_0(work, build_mesh(Layout(dp=2), rank).world)
+        return str(error.value)
+
+    said = "rank 0: step_00000004: Read-only file system. Fix that, and run the command again."
+    assert run_on_ranks(raised, 2) == [said] * 2
 
 
 def test_all_ranks_wait_where_one_cannot_look(finished: Finished, now: list[float]) -> None:

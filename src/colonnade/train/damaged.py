@@ -26,6 +26,7 @@ from colonnade.checkpoint.manifest import newest, verify
 from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.schema import Config
 from colonnade.errors import AWAY, CheckpointError, ColonnadeError, DamagedError, UnreadableError
+from colonnade.launch.agreement import on_all_ranks
 from colonnade.launch.process import BACKGROUND
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
@@ -162,15 +163,15 @@ def _replaced(config: Config, monitor: Monitor, why: str) -> bool:
 
 
 def by_rank_0(work: Callable[[], str], world: Axis) -> str:
-    """The text that `work` returns on rank 0, which is not empty; every rank calls this. The others wait however long
-    it takes, and hear of rank 0 every `TICK`.
+    """The text that `work` returns on rank 0; every rank calls this. The others wait however long it takes, and hear of
+    rank 0 every `TICK`. What is a `mistake` is raised on all.
     """
     result: Future[str] = Future()
 
     def run() -> None:
         try:
             result.set_result(work())
-        except BaseException as error:  # noqa: BLE001  whatever it is, rank 0 raises it
+        except BaseException as error:  # noqa: BLE001  whatever it is, it is raised below
             result.set_exception(error)
 
     if world.rank == 0:
@@ -178,5 +179,5 @@ def by_rank_0(work: Callable[[], str], world: Axis) -> str:
     while True:
         if world.rank == 0:
             wait([result], TICK)
-        if told := gather_texts(result.result() if result.done() else "", world)[0]:
-            return told
+        if gather_texts("done" if result.done() else "", world)[0]:
+            return gather_texts(on_all_ranks(lambda: "" if world.rank else result.result(), world), world)[0]
