@@ -182,6 +182,12 @@ def test_that_has_an_end(fake: Any, capsys: pytest.CaptureFixture[str], monkeypa
     status, made = fake(after(killed(2), 10), *[full] * 4, keys=keys)
     assert status == 2 and names(made.run)[-2:] == ["fault", "no restart"] and made.slept == [0.0, 10.0, 25.0, 25.0]
     said = capsys.readouterr().err
+    ends = "The run ends if that lasts for more than checkpoint.retry_for = 100 seconds"
+    row = [
+        f"to go on from step 10, in {wait}. {ends}{so_far}.\n"
+        for wait, so_far in (("10 s", ""), ("25 s", ", and it has for 50"))
+    ]
+    assert all(each in said for each in row), "however often it is the same"
     assert said.endswith(f"its disk has refused for longer than checkpoint.retry_for.\n{LOST}\n")
     status, made = fake(after(killed(2), 10), full, keys=["checkpoint.retry_for=0"])
     assert status == 2 and len(made.started) == 2

@@ -274,8 +274,11 @@ class Restarts:
         self._event("fault", what=str(attempt.kind), cause=attempt.cause, place=attempt.place, step=attempt.step)
         if decision.again:
             self._event("restart", reason=decision.reason, wait=decision.wait, saved=attempt.saved)
-            so = "\nIt is started again by itself" if attempt.kind == Kind.DISK else ""  # the cause asks somebody to
-            _say(f"{attempt.cause}{so}: {decision.reason}{f', in {decision.wait:.3g} s' if decision.wait else ''}.")
+            when = f", in {decision.wait:.3g} s" if decision.wait else ""
+            so, until = "", ""
+            if attempt.kind == Kind.DISK:
+                so, until = "\nIt is started again by itself", f" {self.retries.until}"  # the cause asks somebody to
+            _say(f"{attempt.cause}{so}: {decision.reason}{when}.{until}")
             return
         self._event(NO_RESTART, reason=decision.reason)
         if attempt.kind != Kind.MISTAKE:

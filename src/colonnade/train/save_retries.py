@@ -69,6 +69,13 @@ class SaveRetries:
         return 0.0 if self.failing_since is None else self.clock() - self.failing_since
 
     @property
+    def until(self) -> str:
+        """When the run ends if what fails goes on to fail, in words."""
+        seconds = round(self.failing_for)
+        so_far = f", and it has for {seconds}" if seconds else ""
+        return f"The run ends if that lasts for more than checkpoint.retry_for = {self.limit:g} seconds{so_far}."
+
+    @property
     def is_over(self) -> bool:
         """Whether a failure now ends the run."""
         return not self.limit or self.failing_for > self.limit
