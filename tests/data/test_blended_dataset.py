@@ -25,6 +25,7 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 from tests.data.batches import load_batch
 from tests.data.positions import rank_positions
+from tests.data.sidecars import write_sidecar
 from tests.tasks.examples import write_examples
 
 Write = Callable[..., str]
@@ -157,8 +158,8 @@ def test_files_of_a_blend_at_urls_are_copied_to_the_cache(write_tokens: Write, t
 
 def test_every_file_is_held_against_the_tokenizer(write_tokens: Write, tokenizer: Tokenizer) -> None:
     first, second = write_tokens(41, name="a"), write_tokens(41, name="b")
-    Sidecar(tokenizer.sha256, 600, None, 1, 41, 0, ()).write(first)
-    Sidecar("0" * 64, 600, None, 1, 41, 0, ()).write(second)
+    write_sidecar(first, Sidecar(tokenizer.sha256, 600, None, 1, 41, 0, ()))
+    write_sidecar(second, Sidecar("0" * 64, 600, None, 1, 41, 0, ()))
     opened({first: 1}, tokenizer=tokenizer)
     with pytest.raises(DataError, match=r"b was made with another tokenizer than data\.tokenizer"):
         opened({first: 1, second: 1}, tokenizer=tokenizer)

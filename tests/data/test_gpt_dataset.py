@@ -20,6 +20,7 @@ from colonnade.data.sidecar import ANSWERS, ExampleFields, Sidecar
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError
+from tests.data.sidecars import write_sidecar
 
 Write = Callable[..., str]
 VOCAB = 60_000
@@ -205,9 +206,9 @@ def test_orders(write_tokens: Write) -> None:
 def test_data_of_another_tokenizer(write_tokens: Write, tokenizer: Tokenizer) -> None:
     prefix = write_tokens(20, vocab_size=600)
     opened(prefix, split=(1, 0, 0), tokenizer=tokenizer)  # nothing is known of the file's tokenizer
-    Sidecar(tokenizer.sha256, 600, 599, 1, 20, 60, ()).write(prefix)
+    write_sidecar(prefix, Sidecar(tokenizer.sha256, 600, 599, 1, 20, 60, ()))
     opened(prefix, split=(1, 0, 0), tokenizer=tokenizer)
-    Sidecar("0" * 64, 600, 599, 1, 20, 60, ()).write(prefix)
+    write_sidecar(prefix, Sidecar("0" * 64, 600, 599, 1, 20, 60, ()))
     advice = r"another tokenizer than data.tokenizer.*Set data.tokenizer to the one .*tokenizer.json in its checkpoints"
     with pytest.raises(DataError, match=advice):
         opened(prefix, split=(1, 0, 0), tokenizer=tokenizer)
@@ -217,14 +218,14 @@ def test_data_of_a_larger_vocabulary(write_tokens: Write) -> None:
     prefix = write_tokens(20, 20, vocab_size=40)
     with pytest.raises(DataError, match="document 1 has token id 30 at its position 10"):
         opened(prefix, split=(1, 0, 0), vocab_size=30)
-    Sidecar("0" * 64, 600, 599, 2, 40, 60, ()).write(prefix)
+    write_sidecar(prefix, Sidecar("0" * 64, 600, 599, 2, 40, 60, ()))
     with pytest.raises(DataError, match=r"a vocabulary of 600 ids, but model.vocab_size = 512"):
         opened(prefix, split=(1, 0, 0), vocab_size=512)
 
 
 def test_a_vocabulary_may_be_larger_than_the_files_and_no_smaller(write_tokens: Write) -> None:
     prefix = write_tokens(50)
-    Sidecar("0" * 64, 101, None, 1, 50, 0, ()).write(prefix)
+    write_sidecar(prefix, Sidecar("0" * 64, 101, None, 1, 50, 0, ()))
     assert open_tokens(prefix, vocab_size=101).num_tokens == 50
     with pytest.raises(DataError, match=r"vocabulary of 101 ids, but model.vocab_size = 100\. Set .* to 101"):
         open_tokens(prefix, vocab_size=100)
@@ -236,7 +237,7 @@ def test_files_that_earlier_versions_made_with_the_same_tokenizer_are_read(write
     tokenizer._inner.add_tokens(["<keep>"])
     earlier = tokenizer._fingerprint(unusual=False)
     assert earlier != tokenizer.sha256
-    Sidecar(earlier, tokenizer.vocab_size, None, 1, 50, 0, ()).write(prefix)
+    write_sidecar(prefix, Sidecar(earlier, tokenizer.vocab_size, None, 1, 50, 0, ()))
     assert open_tokens(prefix, vocab_size=300, tokenizer=tokenizer).num_tokens == 50
 
 
@@ -244,12 +245,12 @@ def test_files_of_their_own_are_held_against_the_tokenizer_and_may_be_at_urls(
     write_tokens: Write, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     train, other = write_tokens(50, name="a"), write_tokens(30, name="b")
-    Sidecar(tokenizer.sha256, 600, None, 1, 50, 0, ()).write(train)
+    write_sidecar(train, Sidecar(tokenizer.sha256, 600, None, 1, 50, 0, ()))
     settings: dict[str, Any] = {"prefix": train, "split": (1, 0, 0), "tokenizer": tokenizer}
-    Sidecar("0" * 64, 600, None, 1, 30, 0, ()).write(other)
+    write_sidecar(other, Sidecar("0" * 64, 600, None, 1, 30, 0, ()))
     with pytest.raises(DataError, match=r"b was made with another tokenizer than data\.tokenizer"):
         opened(validation=other, **settings)
-    Sidecar(tokenizer.sha256, 600, None, 1, 30, 0, ()).write(other)
+    write_sidecar(other, Sidecar(tokenizer.sha256, 600, None, 1, 30, 0, ()))
     found: Any = opened(validation=f"file://{other}", cache=str(tmp_path / "cache"), **settings)
     assert found.validation.num_tokens == 30
 
@@ -258,7 +259,7 @@ def test_conversations_may_be_trained_on_as_text(write_tokens: Write) -> None:
     """All of their tokens are text."""
     prefix = write_tokens(50)
     fields = ExampleFields("chat", ANSWERS, ("given", "answered"))
-    Sidecar("0" * 64, 600, None, 1, 50, 0, (), examples=fields).write(prefix)
+    write_sidecar(prefix, Sidecar("0" * 64, 600, None, 1, 50, 0, (), examples=fields))
     assert len(TextSamples().dataset(TokenFile(prefix), range(1), 7, vocab_size=600)) == 7
 
 

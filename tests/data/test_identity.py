@@ -17,6 +17,7 @@ from colonnade.data.remote import open_token_file
 from colonnade.data.sidecar import Sidecar
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError
+from tests.data.sidecars import write_sidecar
 
 LENGTH = 1_000_003  # tokens, 2 bytes each: 122 blocks
 
@@ -103,7 +104,7 @@ def test_a_long_index_is_read_in_part(tokens: np.ndarray, tmp_path: Path, monkey
     file = written(tmp_path / "x", tokens, documents=100_000)
     whole = identify(file)
     sidecar = Sidecar("0" * 64, 60_000, None, 100_000, LENGTH, LENGTH, ("a",))
-    replace(sidecar, index_sha256=whole.index_sha256).write(tmp_path / "x")
+    write_sidecar(tmp_path / "x", replace(sidecar, index_sha256=whole.index_sha256))
     assert identify(file) == whole, "the sidecar knows the hash of all of it"
     monkeypatch.setattr(identity, "INDICES_IN_ALL", 1 << 20)
     part = identify(file)
@@ -124,7 +125,9 @@ def test_of_indices_that_are_too_long_each_is_read_in_part_alone(
     monkeypatch.setattr(identity, "BLOCK", 256)
     whole = identify(file)
     assert checked == [file] and whole.index_bytes == Path(f"{tmp_path}/x.idx").stat().st_size
-    Sidecar("0" * 64, 60_000, None, 1_000, 1_000, 0, ("a",), index_sha256=whole.index_sha256).write(tmp_path / "x")
+    write_sidecar(
+        tmp_path / "x", Sidecar("0" * 64, 60_000, None, 1_000, 1_000, 0, ("a",), index_sha256=whole.index_sha256)
+    )
     monkeypatch.setattr(identity, "INDICES_IN_ALL", 8_192)
     assert [identify(file, num_files=number).index_bytes for number in (1, 2)] == [8_192, 4_096]
     assert checked == [file] and differences(whole, identify(file)) == []

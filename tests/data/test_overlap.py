@@ -17,6 +17,7 @@ from colonnade.data.sidecar import read_sidecar
 from colonnade.data.tokenize import tokenize_files
 from colonnade.data.tokenizer import train_bpe
 from colonnade.errors import DataError
+from tests.data.sidecars import write_sidecar
 
 EXAM = "one two three four five six seven eight nine ten"
 OTHER = "of a corpus that has no words in a row like those"
@@ -90,7 +91,9 @@ def test_token_files_of_earlier_versions_are_read_and_damaged_ones_are_not(tmp_p
     tokenize_files([lines(tmp_path / "a.jsonl", OTHER, EXAM, OTHER)], tmp_path / "a", tokenizer, progress=False)
     sidecar = read_sidecar(TokenFile(tmp_path / "a"))
     assert sidecar is not None
-    replace(sidecar, tokenizer_sha256=tokenizer._fingerprint(unusual=False), index_sha256=None).write(tmp_path / "a")
+    write_sidecar(
+        tmp_path / "a", replace(sidecar, tokenizer_sha256=tokenizer._fingerprint(unusual=False), index_sha256=None)
+    )
     assert overlap([tmp_path / "a"], exam, tokenizer=tmp_path / "tokenizer.json").share == 1.0
     index = bytearray(idx_path(tmp_path / "a").read_bytes())
     index[HEADER.size + 4] ^= 1  # the length of the second document

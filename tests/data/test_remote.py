@@ -20,6 +20,7 @@ from colonnade.data.indexed import TokenFile
 from colonnade.data.remote import RemoteTokenFile, open_token_file
 from colonnade.data.sidecar import Sidecar, read_sidecar, sidecar_path
 from colonnade.errors import DataError
+from tests.data.sidecars import write_sidecar
 
 Write = Callable[..., str]
 
@@ -39,7 +40,7 @@ def uploaded(write_tokens: Write, storage: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(remote, "BLOCK", 64)
     monkeypatch.setattr(storage_module, "PAUSE", 0.0)
     prefix = write_tokens(70, 3, 128, 10)
-    Sidecar("0" * 64, 60_000, None, 4, 211, 900, ("a",)).write(prefix)
+    write_sidecar(prefix, Sidecar("0" * 64, 60_000, None, 4, 211, 900, ("a",)))
     for ending in (".bin", ".idx", ".json"):
         storage.put_file(prefix + ending, f"/bucket/corpus{ending}")
     return "memory://bucket/corpus", TokenFile(prefix)
@@ -120,7 +121,7 @@ def test_what_was_replaced_beside_the_same_tokens_is_fetched_anew(
     other = write_tokens(3, 70, 128, 10, name="other")
     storage.put_file(f"{other}.idx", "/bucket/corpus.idx")
     assert open_token_file(url, cache).lengths.tolist() == [3, 70, 128, 10]
-    Sidecar("1" * 64, 60_000, None, 4, 211, 900, ("b",)).write(other)
+    write_sidecar(other, Sidecar("1" * 64, 60_000, None, 4, 211, 900, ("b",)))
     storage.put_file(f"{other}.json", "/bucket/corpus.json")
     found.append(read_sidecar(open_token_file(url, cache)))
     storage.rm("/bucket/corpus.json")
@@ -323,7 +324,7 @@ def test_a_sidecar_that_was_replaced_alone_on_a_web_server(
     tagged_on_the_web(monkeypatch, storage, tags)
     cache = str(tmp_path / "cache")
     found = [read_sidecar(open_token_file(url, cache))]
-    Sidecar("1" * 64, 60_000, None, 4, 211, 900, ("b",)).write(local.prefix)
+    write_sidecar(local.prefix, Sidecar("1" * 64, 60_000, None, 4, 211, 900, ("b",)))
     storage.put_file(f"{local.prefix}.json", "/bucket/corpus.json")
     tags["json"] = "second"
     found.append(read_sidecar(open_token_file(url, cache)))

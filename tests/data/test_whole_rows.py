@@ -22,6 +22,7 @@ from colonnade.data.rows import Cut, TooLong
 from colonnade.data.sidecar import ANSWERS, ExampleFields, Sidecar, sidecar_path
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError
+from tests.data.sidecars import write_sidecar
 
 Talk = list[int]
 """Lengths of a conversation's turns."""
@@ -175,7 +176,9 @@ def test_each_document_stands_in_one_row_and_each_of_its_labels_counts_once(
 
 def sidecar(file: TokenFile, head: str | None = ANSWERS) -> None:
     examples = None if head is None else ExampleFields("chat", head, ("given", "answered"))
-    Sidecar("0" * 64, 60_000, None, file.num_documents, file.num_tokens, 1, (), examples=examples).write(file.prefix)
+    write_sidecar(
+        file.prefix, Sidecar("0" * 64, 60_000, None, file.num_documents, file.num_tokens, 1, (), examples=examples)
+    )
 
 
 def test_a_row_restarts_positions_and_hides_padding(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from colonnade.data.indexed import HEADER, TokenFile, bin_path, idx_path
 from colonnade.data.sidecar import ANSWERS, ExampleFields, Sidecar, merge_sidecars, read_sidecar
 from colonnade.data.writer import TokenFileWriter, check_lengths, check_prefix, held, merge
 from colonnade.errors import DataError, LockError
+from tests.data.sidecars import write_sidecar
 from tests.disks import room_for
 
 Write = Callable[..., str]
@@ -148,8 +149,8 @@ def sidecar(documents: int, tokens: int, *, tokenizer: str = "a" * 64, source: s
 def test_merge(tmp_path: Path, write_tokens: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "_CHUNK", 4)
     first, second = write_tokens(5, 6, name="first"), write_tokens(9, name="second")
-    sidecar(2, 11, source="1.txt").write(first)
-    sidecar(1, 9, source="2.txt").write(second)
+    write_sidecar(first, sidecar(2, 11, source="1.txt"))
+    write_sidecar(second, sidecar(1, 9, source="2.txt"))
     merge([first, second], tmp_path / "both")
     file = TokenFile(tmp_path / "both")
     assert [len(file.document(index)) for index in range(3)] == [5, 6, 9]
@@ -200,8 +201,8 @@ def test_merge_refuses(tmp_path: Path, write_tokens: Write) -> None:
         merge([first, second], first)
     with pytest.raises(DataError, match="no token files"):
         merge([], tmp_path / "both")
-    sidecar(1, 5).write(first)
-    sidecar(1, 5, tokenizer="b" * 64).write(second)
+    write_sidecar(first, sidecar(1, 5))
+    write_sidecar(second, sidecar(1, 5, tokenizer="b" * 64))
     with pytest.raises(DataError, match="made with another tokenizer"):
         merge([first, second], tmp_path / "both")
     assert not (tmp_path / "both.bin").exists()
@@ -230,7 +231,7 @@ def test_merge_refuses_an_input_as_its_output_however_it_is_written(
 def test_a_sidecar_must_fit_its_tokens(write_tokens: Write) -> None:
     prefix = write_tokens(5, 6)
     assert read_sidecar(TokenFile(prefix)) is None
-    sidecar(2, 12).write(prefix)
+    write_sidecar(prefix, sidecar(2, 12))
     with pytest.raises(DataError, match=r"2 documents and 12 tokens, but .* has 2 and 11"):
         read_sidecar(TokenFile(prefix))
     for content in (
@@ -244,7 +245,7 @@ def test_a_sidecar_must_fit_its_tokens(write_tokens: Write) -> None:
         Path(f"{prefix}.json").write_text(content)
         with pytest.raises(DataError, match=r"does not describe a token file \(.+ \(at [a-z]+[ a-z_0-9]*\)\)\. Remove"):
             read_sidecar(TokenFile(prefix))
-    sidecar(3, 11).write(prefix)
+    write_sidecar(prefix, sidecar(3, 11))
     with pytest.raises(DataError, match=r"3 documents and 11 tokens, but .* has 2 and 11"):
         read_sidecar(TokenFile(prefix))
 
@@ -260,7 +261,7 @@ def test_a_sidecar_must_fit_its_tokens(write_tokens: Write) -> None:
 def test_what_a_sidecar_says_is_of_its_kind(write_tokens: Write, place: str, value: object) -> None:
     prefix = write_tokens(5, 6)
     examples = ExampleFields("squad", "spans", ("question", "context"), options={"doc_stride": 5})
-    replace(sidecar(2, 11), examples=examples).write(prefix)
+    write_sidecar(prefix, replace(sidecar(2, 11), examples=examples))
     assert read_sidecar(TokenFile(prefix)) is not None
     path = Path(f"{prefix}.json")
     content = json.loads(path.read_text())
@@ -312,10 +313,10 @@ def test_a_prefix_that_is_a_files_name_is_refused(tmp_path: Path, write_tokens: 
 
 def test_a_merged_file_knows_its_tokenizer_where_all_parts_do(tmp_path: Path, write_tokens: Write) -> None:
     first, second = write_tokens(5, 6, name="a"), write_tokens(9, name="b")
-    sidecar(2, 11).write(first)
+    write_sidecar(first, sidecar(2, 11))
     assert merge([first, second], tmp_path / "both") == [str(second)]
     assert read_sidecar(TokenFile(tmp_path / "both")) is None
-    sidecar(1, 9).write(second)
+    write_sidecar(second, sidecar(1, 9))
     assert merge([first, second], tmp_path / "both") == []
     found = read_sidecar(TokenFile(tmp_path / "both"))
     assert found is not None and (found.documents, found.tokens) == (3, 20)
@@ -327,9 +328,9 @@ def test_a_merged_file_knows_its_tokenizer_where_all_parts_do(tmp_path: Path, wr
 def test_files_of_different_formats_are_not_joined(tmp_path: Path, write_tokens: Write) -> None:
     first, second = write_tokens(5, name="a"), write_tokens(9, name="b")
     fields = ExampleFields("squad", "spans", ("question", "context"))
-    replace(sidecar(1, 5), examples=fields).write(first)
+    write_sidecar(first, replace(sidecar(1, 5), examples=fields))
     for other, holds in ((replace(fields, format="mnli"), "examples of mnli"), (None, "text")):
-        replace(sidecar(1, 9), examples=other).write(second)
+        write_sidecar(second, replace(sidecar(1, 9), examples=other))
         with pytest.raises(DataError, match=rf"b holds {holds}, .*a examples of squad: their documents mean different"):
             merge([first, second], tmp_path / "both")
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from colonnade.atomic import write_whole
 from colonnade.data.indexed import TokenFile, bin_path, idx_path
 from colonnade.errors import DataError
 
@@ -76,10 +75,6 @@ class Sidecar:
         own = dataclasses.asdict(dataclasses.replace(self, sources=sources))
         known = {name: value for name, value in own.items() if name != "examples" or value}
         return (json.dumps(known, indent=2) + "\n").encode()
-
-    def write(self, prefix: str | Path) -> None:
-        """Write `prefix.json`, under a temporary name until it is whole."""
-        write_whole(sidecar_path(prefix), self.as_json())
 
 
 def sidecar_path(prefix: str | Path) -> Path:
