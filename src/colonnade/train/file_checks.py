@@ -28,6 +28,7 @@ CUTS = (
     "train.global_batch_size",
     "train.evaluate",
     "curriculum.",
+    "run.folder",
 )
 
 
@@ -153,7 +154,7 @@ def _weights_problems(config: Config, uncertain: Collection[str]) -> Iterator[Pr
         ("train.init_from", config.train.init_from),
         ("distillation.teacher", config.distillation.teacher),
     ):
-        if source is None or key in uncertain or Path(source).is_dir():
+        if source is None or {key, "run.folder"} & set(uncertain) or Path(source).is_dir():
             continue
         if key == "distillation.teacher" or not run_folder.was_trained(Path(config.run.folder)):
             wrong = (
