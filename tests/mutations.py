@@ -11001,7 +11001,7 @@ MUTATIONS = [
     Mutation(
         "a run that has finished ends as a signal asks that came behind its end",
         "train/restarts.py",
-        "                hear_no_more()  # it has ended as it should: who asks now is too late\n",
+        "                self._has_ended()  # as it should: who asks now is too late\n",
         "                pass\n",
         ("tests/train/test_restarts.py",),
     ),

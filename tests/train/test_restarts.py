@@ -99,7 +99,9 @@ def after(ended: Ended, saved: int = 0) -> Callable[[Path], Ended]:
 
 @pytest.fixture
 def fake(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Fake]]:
-    def run(*ends: Callable[[Path], Ended], keys: Sequence[str] = (), gpus: Iterable[int] = ()) -> tuple[int, Fake]:
+    def run(
+        *ends: Callable[[Path], Ended], keys: Sequence[str] = (), gpus: Iterable[int] = (), last: bool = True
+    ) -> tuple[int, Fake]:
         folder = tmp_path / "run"
         folder.mkdir(exist_ok=True)
         (folder / "lock").touch()
@@ -110,7 +112,7 @@ def fake(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
         counted = iter(gpus)
         monkeypatch.setattr(restarts, "count_gpus", lambda: next(counted) if gpus else 0)
         monkeypatch.setattr(restarts, "gpus_now", lambda: next(counted))
-        supervised = Restarts(settings, ["train"], "text", (7,), lambda: LOST, ["some.module"])
+        supervised = Restarts(settings, ["train"], "text", (7,), lambda: LOST, ["some.module"], last)
         return supervised.run(), made
 
     return run
@@ -593,6 +595,14 @@ def test_a_signal_behind_its_end_changes_nothing_of_it(
     found, made = fake(end)
     signal.raise_signal(number)
     assert found == status and not (made.run / "events.jsonl").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_heard_where_other_runs_follow(fake: Any, number: signal.Signals) -> None:
+    """As in a sweep: it ends there, and the next point is not started; without one the next hears as this did."""
+    signal.signal(number, before := signal.getsignal(signal.SIGINT))
+    assert fake(after(DONE, 20), last=False)[0] == 0 and signal.getsignal(number) is before
+    assert fake(after(Ended(0, False, None, [number]), 20), last=False)[0] == 128 + number
 
 
 def test_a_signal_that_no_rank_has_heard_ends_a_run_that_would_be_started_again(fake: Any) -> None:

@@ -194,7 +194,7 @@ def test_a_rank_is_not_told_again(config: Path, monkeypatch: pytest.MonkeyPatch,
 
 def test_a_folder_that_is_no_text_is_told(config: Path) -> None:
     with pytest.raises(ConfigError, match=r"run\.folder = 5 is a number"):
-        begin.load_for_run(config, ["run.folder=5"])
+        begin.load_for_run(config, ["run.folder=5", "train.init_from=no folder"])
 
 
 @pytest.mark.parametrize("load_it", [begin.load_for_run, begin.load_for_plan], ids=["run", "plan"])
@@ -505,8 +505,11 @@ def test_ranks_that_are_not_started_again_are_started_once(
     monkeypatch.setattr(begin, "Restarts", Restarts)
     settings = load(config, ["parallel.dp=2", f"restarts.limit={limit}"])
     file = TomlFile(config, "text")
+    heard = signal.signal(signal.SIGTERM, lambda *_: None), signal.getsignal(signal.SIGTERM)
+    assert begin.supervise(settings, file, ["train", "c.toml"], (), (), dry_run=dry_run, last=False) == 7
+    assert told == ["watched" if watched else "once"] and signal.getsignal(signal.SIGTERM) is heard[1]
     assert begin.supervise(settings, file, ["train", "c.toml"], (), (), dry_run=dry_run) == 7
-    assert told == ["watched" if watched else "once"]
+    assert (signal.getsignal(signal.SIGTERM) is signal.SIG_IGN) is not watched
 
 
 @pytest.mark.parametrize(
@@ -531,14 +534,20 @@ def test_a_point_has_its_gpus_and_threads_and_what_its_storage_has(
     monkeypatch.setattr(file_checks, "count_gpus", lambda: 8)
     monkeypatch.setattr(launch, "hide_other_gpus", lambda places: seen.append([*places]))
     monkeypatch.setattr(begin, "fetch", lambda file, overrides, settings: seen.append("fetched"))
-    monkeypatch.setattr(begin, "supervise", lambda settings, file, arguments, *more: seen.append(arguments) or 0)
+
+    def supervise(settings: Config, file: TomlFile, arguments: list[str], *more: object, last: bool) -> int:
+        assert not last, "others follow"
+        seen.append(arguments)
+        return 0
+
+    monkeypatch.setattr(begin, "supervise", supervise)
     assert begin.run_point(config, share) == 0
     assert seen == [*([gpus] if gpus else []), "fetched", ["train", str(config), *given]]
 
 
 def test_threads_that_are_set_are_those_of_a_point(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
-    monkeypatch.setattr(begin, "supervise", lambda settings, file, arguments, *more: seen.extend(arguments) or 0)
+    monkeypatch.setattr(begin, "supervise", lambda settings, file, arguments, *more, last: seen.extend(arguments) or 0)
     assert begin.run_point(config, Share(0, 2)) == 0 and seen == ["train", str(config)]
 
 

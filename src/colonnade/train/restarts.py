@@ -12,8 +12,8 @@ import errno
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -67,6 +67,8 @@ class Restarts:
     after_a_loss: Callable[[], str]
     imports: Sequence[str] = ()
     """Modules that ranks import."""
+    last: bool = True
+    """Whether this process ends with the run, and so hears no signal behind the run's end."""
     attempts: list[Attempt] = field(default_factory=list)
     lost: frozenset[int] = frozenset()
     """Places that are not used."""
@@ -87,21 +89,18 @@ class Restarts:
     """Starts in a row that the disk has refused, which is waited out as long as for saves."""
 
     def run(self) -> int:
-        """The exit status of the run, behind which signals do not ask this process to end any more. LayoutError if it
-        was on GPUs, and all of them are gone.
-        """
+        """The exit status of the run. LayoutError if it was on GPUs, and all of them are gone."""
         self.return_after = self.config.restarts.return_after
         self.retries = SaveRetries(self.config.checkpoint.retry_for)
         device = self.config.train.device
         self.on_gpus = device == "cuda" or (device == "auto" and bool(count_gpus()))
-        with folder_for(self.config) as self.memory:
+        with folder_for(self.config) as self.memory, _asked_by_signals():
             try:
-                _be_asked_by_signals()
                 return self._run()
             except KeyboardInterrupt as asked:  # while no rank runs: ranks are told of it, and save
                 return self._end(signal.Signals(*asked.args or (signal.SIGINT,)))
             finally:
-                hear_no_more()
+                self._has_ended()
 
     def _run(self) -> int:
         while True:
@@ -109,7 +108,7 @@ class Restarts:
             oom_kills = _oom_kills()
             ended = self._start(fit, places)
             if ended.status == 0 or (ended.status == UNFINISHED and not self.recalled):
-                hear_no_more()  # it has ended as it should: who asks now is too late
+                self._has_ended()  # as it should: who asks now is too late
             for number in ended.unheard:
                 signal.raise_signal(number)
             attempt = self._attempt(ended, places, oom_kills)
@@ -127,6 +126,10 @@ class Restarts:
                 self._event(STOPPED, step=self.attempts[-1].step, reason=f"there is a file {self._folder / STOP_FILE}")
                 _say(f"Not started again: there is a file {self._folder / STOP_FILE}. Remove it to train on.")
                 return UNFINISHED
+
+    def _has_ended(self) -> None:
+        if self.last:
+            hear_no_more()
 
     def _end(self, asked: signal.Signals) -> int:
         """What a signal between two starts leads to; its exit status."""
@@ -303,17 +306,23 @@ def _patiently(look: Callable[[], _Found], otherwise: Callable[[], _Found], *, t
     return otherwise()
 
 
-def _be_asked_by_signals() -> None:
-    """From here on signals that ask this process to end raise KeyboardInterrupt, as Ctrl-C does: nothing is left
-    behind.
-    """
+@contextmanager
+def _asked_by_signals() -> Iterator[None]:
+    """Signals that ask a process to end raise KeyboardInterrupt, as Ctrl-C does: nothing is left behind."""
 
     def ask(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    try:
+        for number in heard:
             signal.signal(number, ask)
+        yield
+    finally:
+        for number in heard:
+            if signal.getsignal(number) is ask:
+                signal.signal(number, before[number])
 
 
 def kind_of(ended: Ended, *, killed_for_memory: bool = False, again: bool = False) -> Kind:

@@ -15,6 +15,7 @@ torchrun rank 0 locks it.
 """
 
 import math
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -302,18 +303,23 @@ def supervise(
     imports: Sequence[str],
     *,
     dry_run: bool = False,
+    last: bool = True,
 ) -> int:
     """The exit status of `colonnade arguments` on local ranks, which `file` is `given`, started again as [restarts]
-    says. `imports`: modules that they import.
+    says. `imports`: modules that they import. `last`: this process ends with the run, and no signal behind the run's
+    good end changes how.
     """
     command = [sys.executable, "-m", "colonnade", *arguments]
     go_on = partial(how_to_go_on, config)
     if dry_run or not config.restarts.limit:
         ranks = range(config.parallel.num_ranks)
         ended = launch.run_on(ranks, command, file=file.text, keep=keep, imports=imports, after_a_loss=go_on)
-        hear_no_more()
+        if last:
+            hear_no_more()
+        for number in ended.unheard:
+            signal.raise_signal(number)
         return ended.status
-    return Restarts(config, command, file.text, keep, go_on, imports).run()
+    return Restarts(config, command, file.text, keep, go_on, imports, last).run()
 
 
 def run_point(config: Path, share: Share, *, imports: Sequence[str] = ()) -> int:
@@ -331,7 +337,7 @@ def run_point(config: Path, share: Share, *, imports: Sequence[str] = ()) -> int
             launch.hide_other_gpus(range(first, first + settings.parallel.num_ranks))
     with owned(settings) as keep:
         fetch(file, [], settings)
-        return supervise(settings, file, ["train", str(config), *own], keep, imports)
+        return supervise(settings, file, ["train", str(config), *own], keep, imports, last=False)
 
 
 def check_point(path: Path, sweep: Sweep) -> None:
