@@ -173,6 +173,16 @@ def test_messages_there_and_back_do_not_wait_for_each_other(pace: Callable[[int]
 
 
 @PACES
+def test_stages_below_the_first_trained_one_wait_for_no_gradients(pace: Callable[[int], float] | None) -> None:
+    """None are on the link back, which takes as long as the one there."""
+    durations = [Durations(1, 0, 0, transfer=3.0), Durations(1, 1, 1, transfer=3.0)]
+    found = simulate(all_actions("1f1b", 2, 3), 3, durations=durations, pace=pace, first_trained=1)
+    first, last = ([(str(event.action), event.start) for event in events] for events in found.events)
+    assert first == [("F0", 0), ("F1", 1), ("B0", 2), ("F2", 2), ("B1", 3), ("B2", 3)]
+    assert last == [("F0", 4), ("B0", 5), ("F1", 7), ("B1", 8), ("F2", 10), ("B2", 11)]
+
+
+@PACES
 @pytest.mark.parametrize("shape", [("gpipe", 2, 64, 1), ("interleaved", 2, 16, 4), ("zero_bubble", 4, 32, 1)], ids=str)
 def test_a_step_takes_no_less_than_its_messages_take_on_a_link(
     shape: tuple[str, int, int, int], pace: Callable[[int], float] | None

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -281,6 +282,14 @@ def test_a_pipeline_waits() -> None:
     each = found(Way(pp=2, micro_batch_size=2))
     assert each.spent["pipeline"] > 0 and sum(each.spent.values()) == pytest.approx(each.seconds_per_step, rel=0.01)
     assert set(each.walks) == {0, 1}
+
+
+def test_a_stage_without_anything_trained_waits_for_no_gradients() -> None:
+    """It goes on from the first micro-batch to the last, however slow the link is."""
+    slow = hardware("a100-80gb").having(island__size=1, node__size=1, network__bandwidth=1e6)
+    config = configuration(Way(pp=2, micro_batch_size=1), replace(PLAIN, parts="upper"))
+    events = estimate(config, 37, slow, every_rank=False).simulation.events[0]
+    assert len(events) == 16 and all(before.end == event.start for before, event in pairwise(events))
 
 
 @pytest.mark.slow

@@ -44,6 +44,11 @@ def chunks_of_stage(architecture: Architecture, parallel: ParallelConfig, stage:
     return chunks(architecture, parallel)[stage :: parallel.pp]
 
 
+def first_trained(every: Sequence[Sequence[Unit]]) -> int:
+    """The first chunk of the model with a backward, given the units of every chunk."""
+    return next(number for number, units in enumerate(every) if units[-1].has_backward)
+
+
 def holders(architecture: Architecture, every: Sequence[Sequence[Unit]], num_stages: int) -> dict[str, tuple[int, ...]]:
     """Which stages have a copy of each bucket that several have, given the units of every chunk."""
     found: dict[str, tuple[int, ...]] = {}

@@ -107,6 +107,7 @@ class _Made:
     num_stages: int
     links: Mapping[tuple[int, int], tuple[float, float]]
     """Transfer and latency of those that have their own."""
+    first_trained: int = 0
     ended: dict[_Done, float] = field(default_factory=dict)
     arrived: dict[_Done, float] = field(default_factory=dict)
     free: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -117,12 +118,25 @@ class _Made:
         self.ended[done] = ended
         chunk, to = done.chunk, done.chunk + _ONWARD[done.kind]
         link = chunk % self.num_stages, to % self.num_stages
-        if link[0] == link[1] or not 0 <= to < len(self.durations):
+        least = self.first_trained if done.kind == "B" else 0
+        if link[0] == link[1] or not least <= to < len(self.durations):
             return
         each = self.durations[chunk]
         transfer, latency = self.links.get(link, (each.transfer, each.latency))
         there = max(ended, self.free.get(link, 0.0)) + transfer
         self.arrived[done], self.free[link] = there, there - latency
+
+    def needs(self, done: _Done) -> list[_Done]:
+        """What has to be done before an action: F of the previous chunk; F of its own and B of the next chunk; its B.
+        A backward of what is not trained waits for no other.
+        """
+        kind, microbatch, chunk = done
+        if kind == "F":
+            return [_Done("F", microbatch, chunk - 1)] if chunk else []
+        if kind == "W":
+            return [_Done("B", microbatch, chunk)]
+        is_sent = self.first_trained <= chunk < len(self.durations) - 1
+        return [_Done("F", microbatch, chunk), *([_Done("B", microbatch, chunk + 1)] if is_sent else [])]
 
     def at(self, need: _Done, stage: int) -> float:
         """When a stage has what it needs."""
@@ -138,6 +152,7 @@ def simulate(
     sizes: Sequence[float] | None = None,
     links: Mapping[tuple[int, int], tuple[float, float]] | None = None,
     pace: Callable[[int], float] | None = None,
+    first_trained: int = 0,
 ) -> Simulation:
     """Run one list of actions a stage. Raises IllegalSchedule.
 
@@ -145,6 +160,7 @@ def simulate(
     chunk; 1 is an average stage. Without it all chunks are equal, 1 / virtual_stages, or as long as their durations.
     `links`: transfer and latency from a stage to another, where they are not those of the chunk that sends.
     `pace`: how fast stages are while so many of them compute, 1 as fast as their durations say (None: always).
+    `first_trained`: the first chunk with a backward. Those before it get no gradients, and wait for none.
     """
     split = any(action.kind == "W" for actions in schedules for action in actions)
     num_chunks = len(schedules) * virtual_stages
@@ -154,7 +170,7 @@ def simulate(
     sizes = [alone] * num_chunks if sizes is None else sizes
     assert len(each) == num_chunks, "durations of one chunk each"
     assert len(sizes) == num_chunks, "one size a chunk"
-    made = _Made(each, len(schedules), links or {})
+    made = _Made(each, len(schedules), links or {}, first_trained)
     if pace is None:
         events = _run(schedules, each, sizes, made, split=split)
     else:
@@ -208,7 +224,7 @@ def _run(
             while len(events[stage]) < len(actions):
                 action = actions[len(events[stage])]
                 done = _done(action, stage, num_stages)
-                needs = _needs(done, len(sizes))
+                needs = made.needs(done)
                 if any(need not in made.ended for need in needs):
                     break
                 before = events[stage][-1].end if events[stage] else 0.0
@@ -217,7 +233,7 @@ def _run(
                 made.add(done, end)
                 events[stage].append(Event(action, start, end))
                 moved = True
-    _refuse_deadlock(schedules, events, made.ended, len(sizes))
+    _refuse_deadlock(schedules, events, made)
     return events
 
 
@@ -249,7 +265,7 @@ class _Shared:
             if not moments:
                 break
             self._advance(min(moments), pace)
-        _refuse_deadlock(self.schedules, self.events, self.made.ended, len(self.sizes))
+        _refuse_deadlock(self.schedules, self.events, self.made)
         return self.events
 
     def _start(self, stage: int) -> float | None:
@@ -257,7 +273,7 @@ class _Shared:
         if len(self.events[stage]) == len(self.schedules[stage]):
             return None
         done = self._next(stage)
-        needs = _needs(done, len(self.sizes))
+        needs = self.made.needs(done)
         if any(need not in self.made.ended for need in needs):
             return None
         start = max([self.now, *(self.made.at(need, stage) for need in needs)])
@@ -287,29 +303,13 @@ def _done(action: Action, stage: int, num_stages: int) -> _Done:
     return _Done(action.kind, action.microbatch, chunk_number(stage, action.chunk, num_stages))
 
 
-def _needs(action: _Done, num_chunks: int) -> list[_Done]:
-    """What has to be done before an action: F of the previous chunk; F of its own and B of the next chunk; its B."""
-    kind, microbatch, chunk = action
-    if kind == "F":
-        return [_Done("F", microbatch, chunk - 1)] if chunk else []
-    if kind == "W":
-        return [_Done("B", microbatch, chunk)]
-    following = [_Done("B", microbatch, chunk + 1)] if chunk + 1 < num_chunks else []
-    return [_Done("F", microbatch, chunk), *following]
-
-
-def _refuse_deadlock(
-    schedules: Sequence[Sequence[Action]],
-    events: Sequence[Sequence[Event]],
-    ended: dict[_Done, float],
-    num_chunks: int,
-) -> None:
+def _refuse_deadlock(schedules: Sequence[Sequence[Action]], events: Sequence[Sequence[Event]], made: _Made) -> None:
     """Say who waits for what, where lists are not done and nobody can go on."""
     waits = []
     for stage, (actions, done) in enumerate(zip(schedules, events, strict=True)):
         if len(done) < len(actions):
             action, num_stages = actions[len(done)], len(schedules)
-            missing = next(n for n in _needs(_done(action, stage, num_stages), num_chunks) if n not in ended)
+            missing = next(n for n in made.needs(_done(action, stage, num_stages)) if n not in made.ended)
             need = Action(missing.kind, missing.microbatch, missing.chunk // num_stages)
             waits.append(
                 f"stage {stage} cannot run {action} (number {len(done)} of its list) before {need} of stage "

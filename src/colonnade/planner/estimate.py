@@ -19,7 +19,7 @@ from colonnade.architecture.statement import Architecture
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.kernels.choice import Products
 from colonnade.mesh.layout import Layout
-from colonnade.pipeline.partition import chunks
+from colonnade.pipeline.partition import chunks, first_trained
 from colonnade.pipeline.schedule import all_actions
 from colonnade.pipeline.simulate import Durations, Simulation, simulate
 from colonnade.planner.cost import Cost
@@ -146,7 +146,8 @@ def estimate(
         for stage in dict.fromkeys(kinds)
     }
     played = {stage: play(each.sections, cost) for stage, each in walks.items()}
-    simulation = simulated(config, kinds, walks, played, cost)
+    trained = first_trained(chunks(architecture, parallel))
+    simulation = simulated(config, kinds, walks, played, cost, first_trained=trained)
     seconds, spent = _step(kinds, played, simulation)
     teacher = live_teacher(config)
     if teacher is not None:
@@ -195,9 +196,15 @@ def stage_kinds(architecture: Architecture, parallel: ParallelConfig) -> list[in
 
 
 def simulated(
-    config: Config, kinds: Sequence[int], walks: Mapping[int, Walk], played: Mapping[int, Played], cost: Cost
+    config: Config,
+    kinds: Sequence[int],
+    walks: Mapping[int, Walk],
+    played: Mapping[int, Played],
+    cost: Cost,
+    *,
+    first_trained: int = 0,
 ) -> Simulation:
-    """The schedule of all stages, with the times of their actions."""
+    """The schedule of all stages, with the times of their actions. `first_trained`: the first chunk with a backward."""
     parallel = config.parallel
     times = {stage: of_actions(each.sections, played[stage].seconds) for stage, each in walks.items()}
     durations = []
@@ -213,6 +220,7 @@ def simulated(
         durations=durations,
         links=_links(walks[kinds[0]], Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp), cost),
         pace=(lambda busy: cost.pace(busy / parallel.pp)) if cost.hardware.cores else None,
+        first_trained=first_trained,
     )
 
 

@@ -10,7 +10,7 @@ from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.data_parallel.lengths import buffer_length
 from colonnade.mesh.layout import Layout
-from colonnade.pipeline.partition import chunks, chunks_of_stage, holders
+from colonnade.pipeline.partition import chunks, chunks_of_stage, first_trained, holders
 from colonnade.pipeline.schedule import Action, actions
 from colonnade.planner.local import Local, local
 
@@ -111,8 +111,7 @@ class Step:
     @property
     def first_trained(self) -> int:
         """The first chunk of the model with a backward."""
-        every = chunks(self.architecture, self.parallel)
-        return next(number for number, units in enumerate(every) if units[-1].has_backward)
+        return first_trained(chunks(self.architecture, self.parallel))
 
     @property
     def width(self) -> int:

@@ -26,7 +26,7 @@ from colonnade.optim.param_slice import Optimizer, ParamSlice, State
 from colonnade.optim.schedule import LearningRate, learning_rate, rewarmed
 from colonnade.pipeline.chunk import Chunk, Model, Owner, WeightGradients
 from colonnade.pipeline.inference import Inference
-from colonnade.pipeline.partition import chunks, holders
+from colonnade.pipeline.partition import chunks, first_trained, holders
 from colonnade.pipeline.runner import Runner
 from colonnade.tasks.task import Task, Teaching
 from colonnade.tasks.tasks import TASKS
@@ -217,7 +217,7 @@ def runner_of(
         owner=owner,
         schedule=parallel.schedule,
         device=device,
-        first_trained=next(number for number, units in enumerate(every) if units[-1].has_backward),
+        first_trained=first_trained(every),
         num_losses=len(every[-1][-1].losses),
     )
 
