@@ -2029,7 +2029,7 @@ MUTATIONS = [
     Mutation(
         "messages between any two stages take as long as those of the first two",
         "planner/estimate.py",
-        "for each in (stage, other)]",
+        "for each in (number, to)]",
         "for each in (0, 1)]",
         (ESTIMATE, "tests/planner/test_whole_estimate.py"),
     ),

@@ -173,19 +173,27 @@ def test_a_step_of_a_pipeline_has_what_comes_before_its_schedule_and_behind_it()
     assert _step([0, 1], played, simulation) == (16.0, {"products": 3.0, "memory": 5.0, "pipeline": 8.0})
 
 
-def test_a_message_to_the_next_stage_takes_its_time() -> None:
-    """There and back, of the largest message; between machines longer than within one."""
-    entry = Entry("send", "pp", (1,), "bfloat16", 10**9, "", False, 0.0)
-    events = [Sent(1, replace(entry, bytes=10), (0, 8)), Sent(2, entry, (0, 8))]
-    events.append(Sent(3, replace(entry, operation="receive", bytes=10**10), (8, 0)))
-    walk: Any = SimpleNamespace(sections=[Section(None), Section(None, events)])
-    none: Any = SimpleNamespace(sections=[Section(None)])
-    cost = Cost(A100.having(island__call=0.25, network__latency=0.5), 12)
-    far = cost.move("send", 10**9, (4, 8)), 0.75
-    near = cost.move("send", 10**9, (0, 4)), cost.move("send", 0, (0, 4))
-    ways = {(0, 1): near, (1, 0): near, (1, 2): far, (2, 1): far, (2, 0): far, (0, 2): far}
-    assert _links(walk, Layout(pp=3, dp=2, tp=2), cost) == ways
-    assert _links(none, Layout(pp=3), cost) == _links(walk, Layout(dp=8), cost) == {}
+def test_a_message_takes_the_time_of_all_its_tensors() -> None:
+    """Those of each chunk its own; between machines longer than within one. A stage may send no gradients."""
+    entry = Entry("send", "pp", (1,), "bfloat16", 0, "", False, 0.0)
+
+    def sends(kind: Any, chunk: int, *sizes: int) -> Section:
+        events = [Sent(at, replace(entry, bytes=size), (0, 8)) for at, size in enumerate(sizes)]
+        return Section(Action(kind, 0, chunk), [*events, Sent(9, replace(entry, operation="receive"), (8, 0))])
+
+    first: Any = SimpleNamespace(sections=[Section(None), sends("F", 0, 10**9), sends("F", 1, 10**9, 10**8)])
+    other: Any = SimpleNamespace(sections=[Section(None), sends("F", 0, 10**9), sends("B", 0, 10), sends("B", 1, 20)])
+    cost, layout = Cost(A100.having(island__call=0.25, network__latency=0.5), 12), Layout(pp=3, dp=2, tp=2)
+    ways = {
+        (0, 1): (10**9, (0, 4)), (3, 4): (10**9 + 10**8, (0, 4)), (1, 2): (10**9, (4, 8)), (2, 3): (10**9, (8, 0)),
+        (1, 0): (10, (4, 0)), (2, 1): (10, (8, 4)), (4, 3): (20, (4, 0)), (5, 4): (20, (8, 4)),
+    }  # fmt: skip
+    found = _links([0, 1, 1], {0: first, 1: other}, layout, cost)
+    assert found == {
+        link: (cost.move("send", size, ranks), cost.move("send", 0, ranks)) for link, (size, ranks) in ways.items()
+    }
+    assert found[1, 2] == (cost.move("send", 10**9, (4, 8)), 0.75)
+    assert _links([0], {0: walked(TWO)}, Layout(dp=8), cost) == {}
 
 
 def test_stages_of_a_kind_are_walked_once() -> None:

@@ -159,11 +159,12 @@ def test_actions_of_a_schedule_take_what_they_take_on_their_stage() -> None:
     assert lengths == [pytest.approx(stage) for stage in stages]
 
 
-def test_a_stage_begins_when_the_slowest_message_of_the_one_before_is_there() -> None:
+def test_a_stage_begins_when_all_tensors_of_the_one_before_are_there() -> None:
+    """One after the other, over the one link between them."""
     stages = [{"F": 1.0, "B": 2.0}] * 2
     machine = A100.having(island__call=0, island__latency=0, island__bandwidth=1e9, network__efficiency=1)
     found = scheduled(Cost(machine, 2), stages, 10**9, 3 * 10**9, 2 * 10**9)
-    assert found.events[1][0].start == pytest.approx(1.0 + 3.0)
+    assert found.events[1][0].start == pytest.approx(1.0 + 6.0)
 
 
 def test_a_message_takes_as_long_as_the_link_between_its_stages() -> None:

@@ -106,7 +106,7 @@ class _Made:
     durations: Sequence[Durations]
     num_stages: int
     links: Mapping[tuple[int, int], tuple[float, float]]
-    """Transfer and latency of those that have their own."""
+    """Transfer and latency from a chunk to another, of those that have their own."""
     first_trained: int = 0
     ended: dict[_Done, float] = field(default_factory=dict)
     arrived: dict[_Done, float] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class _Made:
         if link[0] == link[1] or not least <= to < len(self.durations):
             return
         each = self.durations[chunk]
-        transfer, latency = self.links.get(link, (each.transfer, each.latency))
+        transfer, latency = self.links.get((chunk, to), (each.transfer, each.latency))
         there = max(ended, self.free.get(link, 0.0)) + transfer
         self.arrived[done], self.free[link] = there, there - latency
 
@@ -158,7 +158,7 @@ def simulate(
 
     `durations`: of a stage of average size, or of each chunk in the order of the model. `sizes` scales them for every
     chunk; 1 is an average stage. Without it all chunks are equal, 1 / virtual_stages, or as long as their durations.
-    `links`: transfer and latency from a stage to another, where they are not those of the chunk that sends.
+    `links`: transfer and latency from a chunk to another, where they are not those of the chunk that sends.
     `pace`: how fast stages are while so many of them compute, 1 as fast as their durations say (None: always).
     `first_trained`: the first chunk with a backward. Those before it get no gradients, and wait for none.
     """

@@ -19,6 +19,7 @@ from colonnade.architecture.statement import Architecture
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.kernels.choice import Products
 from colonnade.mesh.layout import Layout
+from colonnade.pipeline.messages import chunk_number
 from colonnade.pipeline.partition import chunks, first_trained
 from colonnade.pipeline.schedule import all_actions
 from colonnade.pipeline.simulate import Durations, Simulation, simulate
@@ -218,25 +219,36 @@ def simulated(
         count,
         virtual_stages=parallel.virtual_stages,
         durations=durations,
-        links=_links(walks[kinds[0]], Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp), cost),
+        links=_links(kinds, walks, Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp), cost),
         pace=(lambda busy: cost.pace(busy / parallel.pp)) if cost.hardware.cores else None,
         first_trained=first_trained,
     )
 
 
-def _links(first: Walk, layout: Layout, cost: Cost) -> dict[tuple[int, int], tuple[float, float]]:
-    """[s] From each stage to the next and to the one before: of the largest message of the first stage, and of one
-    without bytes, which does not occupy the link.
+def _links(
+    kinds: Sequence[int], walks: Mapping[int, Walk], layout: Layout, cost: Cost
+) -> dict[tuple[int, int], tuple[float, float]]:
+    """[s] From each chunk to the one that uses what it makes: of a message with all of its tensors, and of one without
+    bytes, which does not occupy the link.
     """
-    sent = [each.entry.bytes for section in first.sections for each in section.sent if each.entry.operation == "send"]
-    if not sent:
-        return {}
     links = {}
-    for stage in range(layout.pp):
-        for other in {(stage + 1) % layout.pp, (stage - 1) % layout.pp} - {stage}:
-            ranks = [layout.rank_at(pp=each, dp=0, tp=0) for each in (stage, other)]
-            links[stage, other] = cost.move("send", max(sent), ranks), cost.move("send", 0, ranks)
+    for stage, kind in enumerate(kinds):
+        for (action, chunk), size in _sent(walks[kind]).items():
+            number = chunk_number(stage, chunk, layout.pp)
+            to = number + (1 if action == "F" else -1)
+            ranks = [layout.rank_at(pp=each % layout.pp, dp=0, tp=0) for each in (number, to)]
+            links[number, to] = cost.move("send", size, ranks), cost.move("send", 0, ranks)
     return links
+
+
+def _sent(walk: Walk) -> dict[tuple[str, int], int]:
+    """[bytes] That each kind of action on each chunk sends to another stage."""
+    found = {}
+    for section in walk.sections:
+        sizes = [each.entry.bytes for each in section.sent if each.entry.operation == "send"]
+        if section.action is not None and sizes:
+            found[section.action.kind, section.action.chunk] = sum(sizes)
+    return found
 
 
 def _step(kinds: Sequence[int], played: Mapping[int, Played], simulation: Simulation) -> tuple[float, dict[str, float]]:
