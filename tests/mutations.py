@@ -1566,7 +1566,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a search forgets what zero-bubble hides",
-        "planner/compose.py",
+        "planner/waiting.py",
         "work.forward + work.backward - min(work)",
         "work.whole",
         ("tests/planner/test_search.py",),
@@ -5828,8 +5828,22 @@ MUTATIONS = [
     Mutation(
         "a search lets a pipeline wait for its messages once a step alone",
         "planner/compose.py",
-        " + messages + _rounds(times, messages, config)",
-        " + messages",
+        " + messages + waits\n",
+        " + messages\n",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "a search knows of no message that waits for another on its link",
+        "planner/waiting.py",
+        "max(_rounds(times, hops, config), _shared(times, hops, config))",
+        "_rounds(times, hops, config)",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "a search lets the first stage alone wait for its micro-batches to come back",
+        "planner/waiting.py",
+        "for first in range(pp):",
+        "for first in range(1):",
         ("tests/planner/test_compose.py",),
     ),
     Mutation(

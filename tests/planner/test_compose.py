@@ -14,7 +14,7 @@ from colonnade.config.schema import Config
 from colonnade.errors import LayoutError
 from colonnade.pipeline.schedule import all_actions
 from colonnade.pipeline.simulate import Durations, simulate
-from colonnade.planner.compose import Composer, Kept, Lengths, Work, _filling, _kind, _unit_work, _with_traffic
+from colonnade.planner.compose import Composer, Kept, Lengths, _kind, _unit_work, _with_traffic
 from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import hardware
@@ -22,6 +22,7 @@ from colonnade.planner.kept import Handed
 from colonnade.planner.kept import Kept as OfAUnit
 from colonnade.planner.memory import buffer_bytes, rank_memory, resident
 from colonnade.planner.unit_times import Costs, UnitCost, _cost, unit_costs
+from colonnade.planner.waiting import Hop, Work, filling
 from tests.parity.runs import Case, Way, configured
 from tests.planner.once import units_timed_once
 
@@ -96,7 +97,7 @@ def test_of_traffic_beside_computation_the_slower_counts(
 def test_a_pipeline_fills_by_all_stages_but_the_slowest(schedule: str, virtual_stages: int, seconds: float) -> None:
     """Under zero_bubble two stages hide weight gradients, and as much as is least of all."""
     times = [Work(1.0, 1.0, 2.0), Work(2.0, 4.0, 2.0), Work(2.0, 2.0, 1.0)]
-    assert _filling(times, config(pp=3, schedule=schedule, virtual_stages=virtual_stages)) == seconds - (
+    assert filling(times, config(pp=3, schedule=schedule, virtual_stages=virtual_stages)) == seconds - (
         schedule == "zero_bubble"
     ) * (6.0 - (1.0 + 1.0 - 1.0) - (2.0 + 2.0 - 1.0))
 
@@ -114,22 +115,26 @@ def test_the_optimizer_reads_and_writes_what_a_rank_has() -> None:
 
 def test_what_stages_send_is_a_micro_batch_of_the_stream() -> None:
     """To the rank of the next stage, which is as many ranks further as a stage has."""
-    machine = A100.having(island__size=4, node__size=8)
-    found, way = composer(machine)._transfer, {"pp": 2, "dp": 2}
-    size = 1 * 8 * 16 * 2
-    assert found(config(dp=4)) == 0.0
-    assert found(config(**way, tp=1)) == Cost(machine, 8).move("send", size, (0, 2))
-    assert found(config(**way, tp=2)) == Cost(machine, 8).move("send", size, (0, 4)) > found(config(**way, tp=1))
+    size, way, of = 1 * 8 * 16 * 2, {"pp": 2, "dp": 2}, Cost(A100.having(island__size=4, node__size=8), 8)
+    found = Composer(config(), 64, of)._hops
+    near, far, none = (of.move("send", *each) for each in ((size, (0, 2)), (size, (0, 4)), (0, (0, 2))))
+    assert found(config(dp=4)) == []
+    assert found(config(**way, tp=1)) == [(near, near - none)] and far > near > none
+    assert [hop.whole for hop in found(config(**way, tp=2))] == [far]
 
 
 def test_what_stages_send_takes_as_long_as_the_links_between_them() -> None:
     """Two of four stages are on each machine; of two chunks each, the last stage sends back to the first machine."""
     machine = A100.having(island__size=4, node__size=4)
     near, far = (Cost(machine, 8).move("send", 1 * 8 * 16 * 2, ranks) for ranks in ((0, 2), (2, 4)))
-    found, way = composer(machine)._transfer, {"pp": 4, "dp": 2}
-    assert found(config(**way)) == pytest.approx(2 * near + far) and far > near
-    assert found(config(**way, schedule="interleaved", virtual_stages=2)) == pytest.approx(4 * near + 3 * far)
-    assert found(config(pp=4)) == pytest.approx(3 * near)
+    of, way = composer(machine), {"pp": 4, "dp": 2}
+
+    def found(way: Config) -> list[float]:
+        return [hop.whole for hop in of._hops(way)]
+
+    assert found(config(**way)) == [near, far, near] and far > near
+    assert found(config(**way, schedule="interleaved", virtual_stages=2)) == [near, far, near, far, near, far, near]
+    assert found(config(pp=4)) == [near, near, near]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +161,7 @@ def test_a_message_is_as_large_as_in_a_run(
     found = configured(Case(**{"drop": 0.0, "precision": "bf16", "vocab_size": 64, **case}), Way(micro_batch_size=1))
     shape = {"model": found.model.model_copy(update=model)}
     way = found.model_copy(update={**shape, "parallel": found.parallel.model_copy(update={"pp": 2, **keys})})
-    assert Composer(way, 64, Cost(A100, 8))._transfer(way) == size
+    assert [hop.whole for hop in Composer(way, 64, Cost(A100, 8))._hops(way)] == [size]
 
 
 @pytest.mark.parametrize(
@@ -268,6 +273,8 @@ def step(monkeypatch: pytest.MonkeyPatch, way: Config) -> tuple[dict[str, float]
     sent: dict[str, tuple[int, list[int]]] = {}
 
     def move(_: Cost, operation: str, size: int, ranks: Any) -> float:
+        if not size:
+            return 0.0
         sent[operation] = size, list(ranks)
         return SECONDS[operation]
 
@@ -332,6 +339,37 @@ def test_a_pipeline_waits_for_messages_in_each_round_as_it_does_when_simulated(
     order = all_actions(schedule, pp, 32, virtual_stages)
     makespan = simulate(order, 32, virtual_stages=virtual_stages, durations=durations).makespan
     assert 32 * 15 + step(monkeypatch, way)[0]["pipeline"] == pytest.approx(makespan, rel=0.1)
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("schedule", "virtual_stages", "pp", "count"),
+    [("1f1b", 1, 3, 12), ("1f1b", 1, 8, 32), ("zero_bubble", 1, 6, 24), ("interleaved", 2, 4, 16),
+     ("interleaved", 2, 3, 12), ("1f1b", 1, 4, 4)],
+    ids=lambda each: str(each),
+)  # fmt: skip
+def test_a_pipeline_waits_for_a_slow_link_as_it_does_when_simulated(
+    monkeypatch: pytest.MonkeyPatch, schedule: str, virtual_stages: int, pp: int, count: int, latency: float
+) -> None:
+    """Between the second of its stages and the third, whose messages take three times a stage's work."""
+    way = config(pp=pp, schedule=schedule, virtual_stages=virtual_stages)
+    way = way.model_copy(update={"train": way.train.model_copy(update={"global_batch_size": count})})
+    monkeypatch.setattr(Composer, "_hops", lambda *_: [hop(chunk) for chunk in range(pp * virtual_stages - 1)])
+
+    def hop(chunk: int) -> Hop:
+        whole = 45.0 / virtual_stages if chunk % pp == 1 else 0.1
+        return Hop(whole, whole * (1 - latency))
+
+    chunks = range(pp * virtual_stages)
+    links = {(at, to): (hop(min(at, to)).whole, hop(min(at, to)).whole * latency) for at in chunks for to in chunks}
+    simulation = simulate(
+        all_actions(schedule, pp, count, virtual_stages),
+        count,
+        virtual_stages=virtual_stages,
+        durations=[Durations(*(each / virtual_stages for each in (4.0, 5.0, 6.0)))] * len(chunks),
+        links=links,
+    )
+    assert count * 15 + step(monkeypatch, way)[0]["pipeline"] == pytest.approx(simulation.makespan, rel=0.1)
 
 
 def test_what_is_no_pipeline_waits_for_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:

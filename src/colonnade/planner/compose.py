@@ -1,6 +1,7 @@
 """What a layout is expected to take, put together from what a micro-batch costs in one unit of each kind.
 
-    step    = (m − 1) · slowest stage + Σ stages / v + messages there and back, once and in each round
+    step    = (m − 1) · slowest stage + Σ stages / v + messages there and back, once and in each round, or on the link
+              that is longest at work
               + gradients and parameters over dp + gradients that several stages have + optimizer + reading
     memory  = buffers (exact) + live micro-batches · what units keep + one unit at work
 
@@ -8,7 +9,6 @@ Under zero_bubble a stage that waits runs weight gradients: of the other stages'
 hidden (`pipeline/theory.py`). What layouts share is worked out once: a search has many thousands.
 """
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import accumulate
 from math import prod
@@ -27,25 +27,13 @@ from colonnade.planner.step import BYTES, Step
 from colonnade.planner.teacher import readable_teacher, with_model
 from colonnade.planner.teacher_time import teacher_costs, teacher_seconds
 from colonnade.planner.unit_times import Costs, unit_costs
+from colonnade.planner.waiting import Hop, Work, filling, waiting
 
 READ_AND_WRITTEN = 28
 """[bytes] By the optimizer for each parameter: weights, gradients and two moments, all but gradients written too."""
 PARTITIONS = ("layers", "parameters", "flops")
 NOTHING = Memory(0, 0, 0, 0, 0)
 T = TypeVar("T")
-
-
-class Work(NamedTuple):
-    """[s] Of a micro-batch on a stage."""
-
-    forward: float
-    backward: float
-    """But for weight gradients."""
-    weights: float
-
-    @property
-    def whole(self) -> float:
-        return sum(self)
 
 
 class Kept(NamedTuple):
@@ -180,8 +168,13 @@ class Composer:
             gathered = gather if parallel.zero == 3 else 0.0
             times = [_with_traffic(each, gathered, reduce) for each in times]
         slowest, last = max(each.whole for each in times), max(each.backward + each.weights for each in times)
-        messages = 2 * self._transfer(config)
-        pipeline = _filling(times, config) + messages + _rounds(times, messages, config)
+        hops = self._hops(config)
+        messages = 2 * sum(hop.whole for hop in hops)
+        waits = self._once(
+            ("waits", parallel.schedule, count, tuple(times), tuple(hops)),
+            lambda: waiting(times, hops, config),
+        )
+        pipeline = filling(times, config) + messages + waits
         over_dp = max(reduce - last, reduce / max(1, len(self.architecture.units) // parallel.pp), 0.0)
         over_dp += max(0.0, gather - times[0].forward) if parallel.zero in (1, 2) else 0.0
         ends, optimizer = self._ends(config), self._optimizer(length, config)
@@ -193,20 +186,23 @@ class Composer:
         spent |= {"pipeline": pipeline, "dp": over_dp, "ends": ends, "optimizer": optimizer, "data": reading}
         return seconds + reading, spent
 
-    def _transfer(self, config: Config) -> float:
-        """[s] Of a micro-batch from the first chunk to the last, but for their work."""
+    def _hops(self, config: Config) -> list[Hop]:
+        """From each chunk but the last to the next."""
         units, held, parallel = self.architecture.units, self._held(config), config.parallel
         apart, pp = parallel.dp * parallel.tp, parallel.pp
 
-        def make() -> float:
-            sizes, starts = self._sizes(config), accumulate(held[0][:-1])
-            each = Counter((sizes.message(units[start]), chunk % pp) for chunk, start in enumerate(starts))
-            return sum(
-                count * self.cost.move("send", size, (stage * apart, (stage + 1) % pp * apart))
-                for (size, stage), count in each.items()
-            )
+        def hop(size: int, stage: int) -> Hop:
+            ranks = stage * apart, (stage + 1) % pp * apart
+            whole = self.cost.move("send", size, ranks)
+            return Hop(whole, whole - self.cost.move("send", 0, ranks))
 
-        return self._once(("messages", _kind(config), held, parallel.dp), make)
+        def make() -> list[Hop]:
+            sizes, starts = self._sizes(config), accumulate(held[0][:-1])
+            places = [(sizes.message(units[start]), chunk % pp) for chunk, start in enumerate(starts)]
+            known = {place: hop(*place) for place in set(places)}
+            return [known[place] for place in places]
+
+        return self._once(("hops", _kind(config), held, parallel.dp), make)
 
     def _ends(self, config: Config) -> float:
         """[s] Of gradients that several stages have a copy of, such as those of a tied table."""
@@ -364,29 +360,3 @@ def _with_traffic(work: Work, gather: float, reduce: float) -> Work:
     """Where parameters are gathered and gradients summed beside each micro-batch, the slower of both counts."""
     longer = max(0.0, gather + reduce - work.backward - work.weights)
     return Work(max(work.forward, gather), work.backward + longer, work.weights)
-
-
-def _filling(times: Sequence[Work], config: Config) -> float:
-    """[s] That the pipeline takes to fill and to empty: all stages but the slowest, one after the other."""
-    if config.parallel.schedule == "zero_bubble":
-        shown = [work.forward + work.backward - min(work) for work in times]
-    else:
-        shown = [work.whole for work in times]
-    slowest = max(range(len(times)), key=lambda stage: times[stage].whole)
-    return (sum(shown) - shown[slowest]) / config.parallel.virtual_stages
-
-
-def _rounds(times: Sequence[Work], messages: float, config: Config) -> float:
-    """[s] That the first stage waits, all micro-batches together, for one to come back: it begins `begun` meanwhile.
-    Of two stages, activations and gradients of all chunks share the links, where they go one by one.
-
-    `messages`: what a micro-batch takes on its way there and back, but for the stages' work.
-    """
-    parallel, split = config.parallel, config.parallel.schedule == "zero_bubble"
-    pp, virtual, count = parallel.pp, parallel.virtual_stages, config.train.num_microbatches(parallel.dp)
-    begun = pp if virtual == 1 else 2 * pp - 1 / virtual
-    there_and_back = messages + sum(work.forward + work.backward if split else work.whole for work in times)
-    slowest = max(work.whole for work in times)
-    waits = (count - 1 / virtual) / begun * max(0.0, there_and_back - begun * slowest)
-    shared = (count - 1) * (messages / 2 - slowest) if pp == 2 else 0.0
-    return max(waits, shared)

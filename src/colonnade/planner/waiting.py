@@ -1,0 +1,103 @@
+"""How long a pipeline waits, without a simulation: to fill and to empty, for micro-batches to come back, on its links.
+
+    stage 0   F0 F1 F2 F3 ·· B0 F4 ·· B1 F5        what begins before the first is back is one round; so do any later
+    stage 1      F0 F1 F2 ·· B0 F3 ··              stages, with fewer micro-batches, whose links may be the slow ones
+
+A search has many thousands of layouts: the simulator (`pipeline/simulate.py`) takes too long for it. Pure.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from colonnade.config.schema import Config
+
+
+class Work(NamedTuple):
+    """[s] Of a micro-batch on a stage."""
+
+    forward: float
+    backward: float
+    """But for weight gradients."""
+    weights: float
+
+    @property
+    def whole(self) -> float:
+        return sum(self)
+
+
+class Hop(NamedTuple):
+    """[s] Of a micro-batch's message from a chunk to the next, or back."""
+
+    whole: float
+    on_link: float
+    """That no other message can be on the link."""
+
+
+def filling(times: Sequence[Work], config: Config) -> float:
+    """[s] That the pipeline takes to fill and to empty: all stages but the slowest, one after the other."""
+    if config.parallel.schedule == "zero_bubble":
+        shown = [work.forward + work.backward - min(work) for work in times]
+    else:
+        shown = [work.whole for work in times]
+    slowest = max(range(len(times)), key=lambda stage: times[stage].whole)
+    return (sum(shown) - shown[slowest]) / config.parallel.virtual_stages
+
+
+def waiting(times: Sequence[Work], hops: Sequence[Hop], config: Config) -> float:
+    """[s] More than one micro-batch takes there and back: in rounds, or on the link that is longest at work."""
+    return max(_rounds(times, hops, config), _shared(times, hops, config))
+
+
+def _rounds(times: Sequence[Work], hops: Sequence[Hop], config: Config) -> float:
+    """[s] That a stage waits, all micro-batches together, for one to come back from a later chunk: it begins `begun`
+    of a chunk meanwhile. The longest of all stages and later chunks. Before the first comes back, that chunk has run
+    some `ahead`; what is not whole rounds waits as between fewer stages, or for the link.
+    """
+    parallel, shown = config.parallel, _shown(times, config)
+    pp, virtual, count = parallel.pp, parallel.virtual_stages, config.train.num_microbatches(parallel.dp)
+    slowest, found = max(work.whole for work in times) / virtual, 0.0
+    behind = [sum(2 * hop.whole + shown[chunk % pp] for chunk, hop in enumerate(hops[at:], at + 1)) for at in range(pp)]
+    for first in range(pp):
+        there_and_back, late = times[first].whole / virtual, 0.0
+        left = [0.0]  # by how many are no whole round
+        for n, hop in enumerate(hops[first:], 2):
+            last, begun = (first + n - 1) % pp, n if virtual == 1 else 2 * n - 1
+            there_and_back += 2 * hop.whole + shown[last]
+            late = max(late, hop.on_link - slowest)
+            left += [left[-1] + late * more for more in range(1, begun - len(left) + 1)]
+            ahead = min(_ahead(last, config), count * virtual - 1)
+            again, more = divmod(count * virtual - 1 - ahead, begun)
+            waits = there_and_back - begun * slowest
+            left.append(max(waits if again else 0.0, left[-1] + late))
+            found = max(found, again * waits + left[more] + ahead * late + max(0.0, ahead * hop.on_link - behind[last]))
+    return found
+
+
+def _shared(times: Sequence[Work], hops: Sequence[Hop], config: Config) -> float:
+    """[s] That messages wait for each other, all micro-batches together, on the link that is longest at work, where
+    some go ahead before the first gradients come. Of two stages, activations and gradients of all chunks share links.
+    """
+    parallel, shown = config.parallel, _shown(times, config)
+    pp, virtual, count = parallel.pp, parallel.virtual_stages, config.train.num_microbatches(parallel.dp)
+    slowest, on_links = max(work.whole for work in times), [0.0] * pp
+    for chunk, hop in enumerate(hops):
+        on_links[chunk % pp] += hop.on_link
+    found = 0.0
+    for stage, on_link in enumerate([sum(on_links)] if pp == 2 else on_links):
+        to = (stage + 1) % pp
+        behind = sum(2 * hop.whole + shown[chunk % pp] for chunk, hop in enumerate(hops[to:], to + 1))
+        ahead = max(0.0, _ahead(to, config) * on_link / virtual - behind)
+        found = max(found, (count - 1) * (on_link - slowest) + ahead)
+    return found
+
+
+def _shown(times: Sequence[Work], config: Config) -> list[float]:
+    """[s] Of each stage, that a micro-batch takes in a chunk on its way there and back."""
+    split, virtual = config.parallel.schedule == "zero_bubble", config.parallel.virtual_stages
+    return [(work.forward + work.backward if split else work.whole) / virtual for work in times]
+
+
+def _ahead(stage: int, config: Config) -> int:
+    """Chunks that a stage runs forward before its first backward, but for the last of them."""
+    pp, virtual = config.parallel.pp, config.parallel.virtual_stages
+    return pp - 1 - stage if virtual == 1 else 2 * (pp - 1 - stage) + (virtual - 1) * pp
