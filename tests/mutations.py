@@ -5814,8 +5814,8 @@ MUTATIONS = [
     Mutation(
         "a search leaves out the copies of gradients that are summed in 16 bits",
         "planner/compose.py",
-        'if train.reduce_precision == "16-bit":\n        return whole + 2 * width',
-        "if False:\n        return whole + 2 * width",
+        'if train.reduce_precision == "16-bit":\n        return whole + two * width',
+        "if False:\n        return whole + two * width",
         ("tests/planner/test_compose.py",),
     ),
     Mutation(

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -188,11 +189,14 @@ def test_rounds_that_are_not_whole_are_refused_however_few_micro_batches_would_d
     assert composer().live(way, 0) == 5
 
 
-@pytest.mark.parametrize(("zero", "more"), [(1, 0), (2, 16 * 100), (3, 16 * 100 + 4 * 300)])
+@pytest.mark.parametrize(("zero", "more"), [(1, 0), (2, 4 * 200 + 2 * 160), (3, 4 * 200 + 2 * 160 + 2 * 300)])
 def test_memory_has_what_micro_batches_keep_and_what_is_gathered(zero: int, more: int) -> None:
-    """Of the largest unit: under ZeRO 2 its gradients on their way, under ZeRO 3 its parameters too, frozen or not."""
+    """Of units that follow one another: under ZeRO 2 gradients on their way, of three whole and of two a rank's part;
+    under ZeRO 3 parameters too, frozen or not.
+    """
     way = config(pp=2, dp=2, zero=zero, schedule="interleaved", virtual_stages=2)
-    found = composer()._memory(0, Lengths(1600, 800), Kept(each=1000, once=70, largest=100, gathered=300), way)
+    kept = Kept(each=1000, once=70, following=(100, 60, 40, 30), gathered=300)
+    found = composer()._memory(0, Lengths(1600, 800), kept, way)
     assert found == buffer_bytes(1600, way.parallel, way.train, frozen=800) + 5 * 500 + 70 + more
 
 
@@ -210,11 +214,13 @@ def test_frozen_weights_take_memory_as_they_do_in_a_run(monkeypatch: pytest.Monk
     held = max(
         resident(stated, adapted.parallel, adapted.train, stage=stage).state for stage in range(keys.get("pp", 1))
     )
-    sizes = [
-        (sum(w.size for w in each if not w.is_frozen), sum(w.size for w in each)) for each in stated.buckets.values()
-    ]
-    trained, gathered = (max(each) for each in zip(*sizes, strict=True))
-    more = 16 * trained + 4 * gathered if "zero" in keys else 0
+    trained = sorted((sum(w.size for w in each if not w.is_frozen) for each in stated.buckets.values()), reverse=True)
+    ring = [*stated.units, stated.units[0]]
+    gathered = max(
+        sum(w.size for bucket in {*one.buckets, *other.buckets} for w in stated.buckets[bucket])
+        for one, other in pairwise(ring)
+    )
+    more = 4 * sum(trained[:3]) + 2 * sum(trained[:2]) + 2 * gathered if "zero" in keys else 0
     assert Composer(adapted, 64, Cost(A100, 2)).compose(adapted)[1] == held + more
 
 
@@ -240,6 +246,18 @@ def test_gradients_on_their_way_take_memory_as_they_do_in_a_run(
     held = rank_memory(found.model, found.parallel, found.train, vocab_size=16, architecture=parts)
     composed = Composer(found, 16, Cost(A100, 8)).compose(found)[1]
     assert composed - held.state == pytest.approx(held.buffers, rel=0.03)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_a_large_table_takes_memory_as_it_does_in_a_run(monkeypatch: pytest.MonkeyPatch, zero: Literal[2, 3]) -> None:
+    """Its gradients are on their way with those of small units, not three times at once."""
+    monkeypatch.setattr(Composer, "_costs", lambda *_: Costs(defaultdict(lambda: UnitCost(0, 0, 0, 0, 0, 0)), {}))
+    case = Case(drop=0.0, precision="bf16", vocab_size=20_000, hidden_size=64, num_layers=6)
+    found = configured(case, Way(dp=2, pp=2, zero=zero, micro_batch_size=1))
+    parts = trained_architecture(found, 20_000)
+    held = rank_memory(found.model, found.parallel, found.train, vocab_size=20_000, architecture=parts)
+    composed = Composer(found, 20_000, Cost(A100, 8)).compose(found)[1]
+    assert composed == pytest.approx(held.state + held.buffers, rel=0.05)
 
 
 def test_a_unit_keeps_what_it_makes_and_hands_on_and_no_more() -> None:
@@ -473,5 +491,5 @@ def test_layers_that_are_computed_again_keep_their_input_and_are_there_one_at_a_
     monkeypatch.setattr(Composer, "_units", lambda *_: [units, [units[1]], [units[3]]])
     each = {way: found._kept(0, ((), 1), way, config(recompute=way)) for way in ("none", "full")}
     alone = [found._kept(stage, ((), 3), "full", config(recompute="full")) for stage in (1, 2)]
-    assert alone == [Kept(30, 320, 0, 0), Kept(70, 250, 0, 0)]
-    assert each == {"none": Kept(500 + 2 * 300 + 70, 250, 0, 0), "full": Kept(500 + 2 * 30 + 70, 320, 0, 0)}
+    assert alone == [Kept(30, 320, (), 0), Kept(70, 250, (), 0)]
+    assert each == {"none": Kept(500 + 2 * 300 + 70, 250, (), 0), "full": Kept(500 + 2 * 30 + 70, 320, (), 0)}

@@ -43,10 +43,12 @@ class Kept(NamedTuple):
     """Of each live micro-batch and chunk."""
     once: int
     """While one unit is at work."""
-    largest: int
-    """[elements] Of the trained weights of the unit with most."""
+    following: tuple[int, ...]
+    """[elements] Of the trained weights of up to four units that follow one another, where they are most: of each
+    bucket, the largest first.
+    """
     gathered: int
-    """[elements] Of all weights of the unit with most."""
+    """[elements] Of all weights of two units that follow one another, where they are most."""
 
 
 class Lengths(NamedTuple):
@@ -290,8 +292,12 @@ class Composer:
         return [self._length(units, tp) for units in self._units(held)]
 
     def _length(self, units: Sequence[Unit], tp: int) -> Lengths:
-        each = [self._bucket(bucket, tp) for bucket in {bucket for unit in units for bucket in unit.buckets}]
+        each = self._buckets(units, tp)
         return Lengths(sum(length.trained for length in each), sum(length.frozen for length in each))
+
+    def _buckets(self, units: Sequence[Unit], tp: int) -> list[Lengths]:
+        """Of each that some of these units have."""
+        return [self._bucket(bucket, tp) for bucket in {bucket for unit in units for bucket in unit.buckets}]
 
     def _bucket(self, bucket: str, tp: int) -> Lengths:
         def make() -> Lengths:
@@ -311,8 +317,10 @@ class Composer:
             once = max(
                 costs.of(unit).working + (costs.of(unit).kept if _is_recomputed(unit, again) else 0) for unit in units
             )
-            lengths = [self._length([unit], config.parallel.tp) for unit in units]
-            return Kept(each, once, max(own.trained for own in lengths), max(map(sum, lengths)))
+            tp = config.parallel.tp
+            four, two = ([self._buckets(some, tp) for some in _in_turn(units, count)] for count in (4, 2))
+            following = max((sorted((each.trained for each in own), reverse=True) for own in four), key=sum)
+            return Kept(each, once, tuple(following), max(sum(map(sum, own)) for own in two))
 
         return self._once(("kept", stage, key), make)
 
@@ -320,24 +328,31 @@ class Composer:
         parallel, width = config.parallel, BYTES[config.train.precision]
         fixed = buffer_bytes(lengths.trained, parallel, config.train, frozen=lengths.frozen)
         live = self.live(config, stage) * (kept.each // parallel.virtual_stages)
-        whole = _under_way(config) * kept.largest
-        whole += 2 * width * kept.gathered if parallel.zero == 3 else 0
+        whole = _under_way(kept.following, config)
+        whole += width * kept.gathered if parallel.zero == 3 else 0
         return int(fixed + live + kept.once + whole)
 
 
-def _under_way(config: Config) -> float:
-    """[bytes] For each element of its largest unit, what a rank holds of gradients for a while, as units follow one
-    another in backward. Two are under way over dp, copied where they are summed in 16 bits. From ZeRO 2 on these two
-    and the one that is being computed are whole; with zero-bubble, whose weight gradients come later, one more.
+def _under_way(following: Sequence[int], config: Config) -> float:
+    """[bytes] What a rank holds of gradients for a while, as units follow one another in backward. Two are under way
+    over dp, copied where they are summed in 16 bits. From ZeRO 2 on these two and the one that is being computed are
+    whole; with zero-bubble, whose weight gradients come later, one more.
     """
     parallel, train = config.parallel, config.train
     width, exact = BYTES[train.precision], max(BYTES[train.precision], 4)
     if parallel.dp == 1:
         return 0
-    whole = (4 if parallel.schedule == "zero_bubble" else 3) * exact if parallel.zero >= 2 else 0
+    two, at_once = sum(following[:2]), following[: 4 if parallel.schedule == "zero_bubble" else 3]
+    whole = sum(at_once) * exact if parallel.zero >= 2 else 0
     if train.reduce_precision == "16-bit":
-        return whole + 2 * width * (1 + (1 / parallel.dp if parallel.zero else 0))
-    return whole + (2 * exact / parallel.dp if parallel.zero >= 2 else 0)
+        return whole + two * width * (1 + (1 / parallel.dp if parallel.zero else 0))
+    return whole + (two * exact / parallel.dp if parallel.zero >= 2 else 0)
+
+
+def _in_turn(units: Sequence[Unit], count: int) -> Iterator[list[Unit]]:
+    """Each so many of a stage's units that follow one another, the first behind the last."""
+    again = [*units, *units[: count - 1]]
+    return (again[at : at + count] for at in range(len(units)))
 
 
 def _kind(config: Config) -> tuple[int, bool, bool, int]:
