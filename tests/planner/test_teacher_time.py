@@ -74,6 +74,24 @@ def test_layouts_are_composed_with_a_teacher_as_a_run_is_planned(monkeypatch: py
     assert larger - size == held[0] - held[1] > 0
 
 
+def test_a_search_asks_once_of_layouts_that_cut_a_teacher_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def problems(_: object, config: Config) -> list[str]:
+        asked.append((config.parallel.tp, config.parallel.pp))
+        return ["no"] * (config.parallel.tp > 1)
+
+    monkeypatch.setattr("colonnade.planner.compose.cut_problems", problems)
+    config = taught(monkeypatch, Way(micro_batch_size=2))
+    composer = Composer(config, 37, Cost(MACHINE, 2))
+    ways = [{}, {"zero": 1}, {"tp": 2}, {"tp": 2, "recompute": "full"}]
+    found = [
+        composer.cuts_teacher(config.model_copy(update={"parallel": config.parallel.model_copy(update=way)}))
+        for way in ways
+    ]
+    assert found == [True, True, False, False] and asked == [(1, 1), (2, 1)]
+
+
 def test_a_layout_that_the_teacher_cannot_be_cut_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the run would refuse it; planned, it is without the teacher, and says so."""
     for_two = taught(monkeypatch, Way(tp=2, micro_batch_size=2), num_heads=1)

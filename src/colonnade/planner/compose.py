@@ -28,6 +28,7 @@ from colonnade.planner.teacher import readable_teacher, with_model
 from colonnade.planner.teacher_time import teacher_costs, teacher_seconds
 from colonnade.planner.unit_times import Costs, unit_costs
 from colonnade.planner.waiting import Hop, Work, filling, waiting
+from colonnade.train.teacher import cut_problems
 
 READ_AND_WRITTEN = 28
 """[bytes] By the optimizer for each parameter: weights, gradients and two moments, all but gradients written too."""
@@ -250,6 +251,12 @@ class Composer:
         return mine * READ_AND_WRITTEN / (hardware["device.memory_bandwidth"] * hardware["products.memory"])
 
     # --- teacher ------------------------------------------------------------------------------------------------------
+
+    def cuts_teacher(self, config: Config) -> bool:
+        """Whether the teacher can be cut as the run is."""
+        teacher, parallel = self.teacher, config.parallel
+        key = "teacher cut", parallel.tp, parallel.pp, parallel.dp, config.train.micro_batch_size
+        return teacher is None or self._once(key, lambda: not cut_problems(teacher, config))
 
     def _teacher_seconds(self, config: Config) -> float:
         teacher, parallel, size = self.teacher, config.parallel, config.train.micro_batch_size

@@ -25,7 +25,6 @@ from colonnade.planner.compose import Composer
 from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import Estimate, estimate
 from colonnade.planner.hardware import Hardware
-from colonnade.train.teacher import cut_problems
 
 KEYS = (
     "tp", "pp", "dp", "schedule", "virtual_stages", "partition", "cuts", "zero", "recompute", "sequence_parallel",
@@ -211,7 +210,7 @@ def refusal(config: Config, composer: Composer) -> str | None:
     if problems:
         keys, message = problems[0].keys, problems[0].message
         return _of(keys) if len(keys) > 1 else re.split(r"[:.](?!\S)", message)[0]
-    if composer.teacher is not None and cut_problems(composer.teacher, config):
+    if composer.teacher is not None and not composer.cuts_teacher(config):
         return "distillation.teacher cannot be cut over parallel.tp and parallel.pp"
     try:
         composer.live(config, 0)
