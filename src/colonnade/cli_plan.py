@@ -30,6 +30,15 @@ Html = Annotated[
     typer.Option(help="Write the plan as a page with pictures to this file (.html).", show_default=False),
 ]
 
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Key that a search leaves as it is set, such as parallel.tp. Several.",
+        metavar="SECTION.KEY",
+        show_default=False,
+    ),
+]
+
 
 def plan(
     config: Annotated[Path | None, typer.Argument(help="Configuration file (.toml).", show_default=False)] = None,
@@ -57,6 +66,7 @@ def plan(
     memory: Annotated[
         float | None, typer.Option(help="[GB] That a rank may take in a search. Unset: all.", show_default=False)
     ] = None,
+    keep: Keep = None,
     check: Annotated[
         Path | None, typer.Option(help="A run's folder: what was predicted, beside what came.", show_default=False)
     ] = None,
@@ -69,14 +79,14 @@ def plan(
     With --hardware also how fast it will be, and what it costs. Needs no machine but this one.
     """
     if check is not None:
-        alone = not (draw or measure or search) and {config, output, on, ranks, memory} == {None}
+        alone = not (draw or measure or search or keep) and {config, output, on, ranks, memory} == {None}
         _check(check, html, alone=alone, as_json=as_json)
         return
     if config is None:
         raise ConfigError("plan needs a configuration. Name a file (.toml), or a run with --check RUN.")
     if search and on is None:
         raise ConfigError("--search compares layouts on a machine. Name one: --hardware a100-80gb, or a file.")
-    _refuse_what_has_no_effect(memory, search=search, draw=draw, measure=measure)
+    _refuse_what_has_no_effect(memory, keep, search=search, draw=draw, measure=measure)
     given = [config, *([] if on is None else [Path(on)])]
     by = "plan --search" if search else ""
     check_output(output, (".toml",) if search else (".svg",), inputs=given, written_by=by)
@@ -87,7 +97,7 @@ def plan(
     overrides = [*(overrides or []), *_copies(file, overrides or [], None if search else ranks)]
     settings = _settings(file, overrides, on)
     if search and on is not None:
-        _search(settings, on, ranks, memory, output, html, as_json=as_json)
+        _search(settings, on, ranks, memory, keep or [], output, html, as_json=as_json)
     else:
         _plan(settings, on, output, html, draw=draw, measure=measure, as_json=as_json)
 
@@ -102,7 +112,11 @@ def _check(run: Path, html: Path | None, *, alone: bool, as_json: bool) -> None:
     print(shown(run, as_json=as_json))
 
 
-def _refuse_what_has_no_effect(memory: float | None, *, search: bool, draw: bool, measure: bool) -> None:
+def _refuse_what_has_no_effect(
+    memory: float | None, keep: list[str] | None, *, search: bool, draw: bool, measure: bool
+) -> None:
+    if keep and not search:
+        raise ConfigError("--keep holds a search to keys of the configuration. Give --search too, or leave it out.")
     if memory is not None and not search:
         raise ConfigError("--memory limits a rank in a search. Give --search too, or leave it out.")
     if memory is not None and not 0 < memory < math.inf:
@@ -219,6 +233,7 @@ def _search(
     on: str,
     ranks: int | None,
     memory: float | None,
+    keep: list[str],
     output: Path | None,
     html: Path | None,
     *,
@@ -227,12 +242,15 @@ def _search(
     with imports_stay():
         from colonnade.planner import search_report
         from colonnade.planner.hardware import hardware as machine
-        from colonnade.planner.search import confirmed, search
+        from colonnade.planner.search import KEPT, confirmed, search
         from colonnade.planner.vocabulary import vocab_size
 
+    for key in keep:
+        if key not in KEPT:
+            raise ConfigError(f"--keep {key} is no key that a search varies. Use one of {', '.join(KEPT)}.")
     where, size = machine(on), vocab_size(settings.model, settings.data)
     count = ranks or settings.parallel.num_ranks
-    found = search(settings, size, where, count, limit=None if memory is None else memory * 1e9)
+    found = search(settings, size, where, count, limit=None if memory is None else memory * 1e9, keep=keep)
     search_report.refuse_empty(found, count)
     best = confirmed(found, size, where)
     if output is not None:

@@ -149,7 +149,7 @@ def test_the_memory_of_a_search_is_in_gb(
 ) -> None:
     asked: list[float | None] = []
 
-    def search(*_: object, limit: float | None) -> None:
+    def search(*_: object, limit: float | None, keep: list[str]) -> None:
         asked.append(limit)
         raise LayoutError("no layout")
 
@@ -169,6 +169,11 @@ def test_the_memory_of_a_search_is_in_gb(
         (["--output", "schedule.png"], "what is written is .svg. Use a name that ends so"),
         (["parallel.cuts=[4,4]", "parallel.pp=2", "parallel.cuts=[4,3]"], "sums to 7"),
         (["--memory", "80"], "--memory limits a rank in a search. Give --search too"),
+        (["--keep", "parallel.tp"], "--keep holds a search to keys of the configuration. Give --search too"),
+        (
+            ["--hardware", "h100", "--search", "--keep", "tp"],
+            "--keep tp is no key that a search varies. Use one of parallel.tp, ",
+        ),
         (["--hardware", "h100", "--search", "--memory", "-1"], "--memory -1 is no size"),
         (["--hardware", "h100", "--search", "--memory", "nan"], "--memory nan is no size"),
         (["--hardware", "h100", "--search", "--memory", "inf"], "--memory inf is no size"),
@@ -191,7 +196,16 @@ def test_mistakes_are_one_message(
 
 @pytest.mark.parametrize(
     "option",
-    ["--draw", "--measure", "--search", "--output=a.svg", "--hardware=h100", "--ranks=2", "--memory=80"],
+    [
+        "--draw",
+        "--measure",
+        "--search",
+        "--output=a.svg",
+        "--hardware=h100",
+        "--ranks=2",
+        "--memory=80",
+        "--keep=parallel.tp",
+    ],
 )
 def test_a_check_of_a_run_takes_nothing_of_a_plan(
     option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -317,6 +317,19 @@ def test_what_a_search_keeps_fits_and_comes_fastest_first(monkeypatch: pytest.Mo
     assert found.least is not None and found.least.memory == 40 and found.num_too_large == 1
 
 
+def test_a_search_leaves_the_keys_that_it_is_told_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All other ways are not even counted; where none is left, it says what none has."""
+    monkeypatch.setattr(Composer, "compose", lambda *_: (1.0, 10, {}))
+    monkeypatch.setattr(Composer, "ways_to_cut", lambda *_: [{}])
+    keep = ["parallel.dp", "parallel.zero", "train.micro_batch_size"]
+    set_so = config().model_copy(update={"parallel": config().parallel.model_copy(update={"dp": 2, "zero": 1})})
+    kept = search(set_so, 64, A100, 4, keep=keep).fitting
+    assert {(each.chosen["dp"], each.chosen["zero"], each.chosen["micro_batch_size"]) for each in kept} == {(2, 1, 1)}
+    assert {(each.chosen["tp"], each.chosen["pp"]) for each in kept} == {(1, 2), (2, 1)}
+    with pytest.raises(LayoutError, match=r"^No layout of 3 ranks that a search tries has parallel.dp = 2 and "):
+        search(set_so, 64, A100, 3, keep=keep)
+
+
 def tried(
     num_ranks: int = 8, *, attention_dropout: float = 0.0, parallel: Mapping[str, Any] | None = None, **train: Any
 ) -> list[Config]:

@@ -243,7 +243,7 @@ def _links(
 
 def _sent(walk: Walk) -> dict[tuple[str, int], int]:
     """[bytes] That each kind of action on each chunk sends to another stage."""
-    found = {}
+    found: dict[tuple[str, int], int] = {}
     for section in walk.sections:
         sizes = [each.entry.bytes for each in section.sent if each.entry.operation == "send"]
         if section.action is not None and sizes:

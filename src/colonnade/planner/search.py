@@ -11,9 +11,10 @@ A composed time knows no order of collectives within a step, a composed memory n
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from operator import attrgetter
 from typing import Any
 
 from colonnade.config.check import check
@@ -30,6 +31,11 @@ KEYS = (
     "tp", "pp", "dp", "schedule", "virtual_stages", "partition", "cuts", "zero", "recompute", "sequence_parallel",
     "offload",
 )  # fmt: skip
+KEPT: Mapping[str, Callable[[Config], Any]] = {
+    **{f"parallel.{key}": attrgetter(f"parallel.{key}") for key in KEYS if key not in ("partition", "cuts")},
+    "train.micro_batch_size": attrgetter("train.micro_batch_size"),
+}
+"""Keys that a search can leave as they are, and what a configuration has of each."""
 MOST_MICRO_BATCH, MOST_VIRTUAL = 16, 4
 FINALISTS, MOST_FINALISTS = 3, 12
 """Layouts that are planned on the real program: so many, and at most, where it has them slower than composed."""
@@ -137,12 +143,23 @@ def confirmed(found: Search, vocab_size: int, hardware: Hardware) -> Confirmed:
 
 
 def search(
-    config: Config, vocab_size: int, hardware: Hardware, num_ranks: int, *, limit: float | None = None
+    config: Config,
+    vocab_size: int,
+    hardware: Hardware,
+    num_ranks: int,
+    *,
+    limit: float | None = None,
+    keep: Sequence[str] = (),
 ) -> Search:
-    """Layouts of `num_ranks` ranks within `limit` bytes (None: a device's memory)."""
+    """Layouts of `num_ranks` ranks within `limit` bytes (None: a device's memory). `keep`: keys that all have as the
+    configuration has them. Raises LayoutError where no layout has them so.
+    """
+    kept = {key: KEPT[key](config) for key in keep}
     found = Search(hardware["device.memory"] if limit is None else limit)
     composer = Composer(config, vocab_size, Cost(hardware, num_ranks))
     for each in candidates(config, composer, num_ranks):
+        if any(KEPT[key](each) != value for key, value in kept.items()):
+            continue
         found.tried += 1
         reason = refusal(each, composer)
         if reason is not None:
@@ -153,6 +170,12 @@ def search(
             found.least = made
         if made.memory <= found.limit:
             found.fitting.append(made)
+    if kept and not found.tried:
+        raise LayoutError(
+            f"No layout of {num_ranks:,} ranks that a search tries has "
+            + " and ".join(f"{key} = {value}" for key, value in kept.items())
+            + ". Set other values, or keep fewer keys."
+        )
     found.fitting.sort(key=lambda each: (each.seconds, each.memory))
     return found
 
