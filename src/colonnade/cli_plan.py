@@ -2,6 +2,8 @@
 
 import math
 import shutil
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from colonnade.config.load import TomlFile
     from colonnade.config.schema import Config
     from colonnade.planner.page import Plan
+    from colonnade.planner.search import Search
+
+_EVERY_SECONDS = 10.0
 
 Output = Annotated[
     Path | None,
@@ -228,6 +233,18 @@ def _write_page(plan: "Plan", path: Path, *, as_json: bool) -> None:
         print(f"\nThe page is {path}.")
 
 
+class _Progress:
+    """Says on stderr every ten seconds how far a search is, unless it is `quiet`."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet, self._last = quiet, time.monotonic()
+
+    def __call__(self, found: "Search") -> None:
+        if not self.quiet and time.monotonic() - self._last >= _EVERY_SECONDS:
+            self._last = time.monotonic()
+            print(f"{found.tried:,} layouts so far, {len(found.fitting):,} fit", file=sys.stderr, flush=True)
+
+
 def _search(
     settings: "Config",
     on: str,
@@ -250,7 +267,9 @@ def _search(
             raise ConfigError(f"--keep {key} is no key that a search varies. Use one of {', '.join(KEPT)}.")
     where, size = machine(on), vocab_size(settings.model, settings.data)
     count = ranks or settings.parallel.num_ranks
-    found = search(settings, size, where, count, limit=None if memory is None else memory * 1e9, keep=keep)
+    found = search(
+        settings, size, where, count, limit=None if memory is None else memory * 1e9, keep=keep, told=_Progress(as_json)
+    )
     search_report.refuse_empty(found, count)
     best = confirmed(found, size, where)
     if output is not None:

@@ -6,16 +6,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from colonnade import cli
+from colonnade import cli, cli_plan
 from colonnade.config.load import load
 from colonnade.errors import LayoutError
 from colonnade.planner import measure_hardware, measure_operators
 from colonnade.planner.hardware import hardware
 from colonnade.planner.measure_operators import SIZES
+from colonnade.planner.search import Search
 from colonnade.train.products import LARGEST
 
 CONFIG = """\
@@ -149,7 +151,7 @@ def test_the_memory_of_a_search_is_in_gb(
 ) -> None:
     asked: list[float | None] = []
 
-    def search(*_: object, limit: float | None, keep: list[str]) -> None:
+    def search(*_: object, limit: float | None, **__: object) -> None:
         asked.append(limit)
         raise LayoutError("no layout")
 
@@ -158,6 +160,23 @@ def test_the_memory_of_a_search_is_in_gb(
         assert run(monkeypatch, config, "--search", "--hardware", "h100", *memory) == cli.USER_MISTAKE
         assert "no layout" in capsys.readouterr().err
     assert asked == [None, 80_000_000_000]
+
+
+@pytest.mark.parametrize(
+    ("quiet", "lines"), [(False, ["8 layouts so far, 0 fit", "13 layouts so far, 0 fit"]), (True, [])]
+)
+def test_a_long_search_says_now_and_then_how_far_it_is(
+    quiet: bool, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every ten seconds, of layouts that take two each."""
+    now = 0.0
+    monkeypatch.setattr(cli_plan, "time", SimpleNamespace(monotonic=lambda: now))
+    told = cli_plan._Progress(quiet)
+    for tried in range(4, 17):
+        now += 2.0
+        told(Search(1.0, tried=tried))
+    answer = capsys.readouterr()
+    assert (answer.out, answer.err.splitlines()) == ("", lines)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +273,7 @@ def test_the_drawing_needs_no_torch(config: str) -> None:
     program = f"""
 import sys
 sys.modules["torch"] = None  # importing it fails
-from colonnade import cli
+from colonnade import cli, cli_plan
 from colonnade.config.load import load
 from colonnade.planner.hardware import hardware
 sys.argv = ["colonnade", "plan", {config!r}, "--draw"]

@@ -150,9 +150,11 @@ def search(
     *,
     limit: float | None = None,
     keep: Sequence[str] = (),
+    told: Callable[[Search], object] = lambda _: None,
 ) -> Search:
     """Layouts of `num_ranks` ranks within `limit` bytes (None: a device's memory). `keep`: keys that all have as the
-    configuration has them. Raises LayoutError where no layout has them so.
+    configuration has them. `told`: of what is found so far, behind each layout. Raises LayoutError where no layout has
+    these keys so.
     """
     kept = {key: KEPT[key](config) for key in keep}
     found = Search(hardware["device.memory"] if limit is None else limit)
@@ -161,6 +163,7 @@ def search(
         if any(KEPT[key](each) != value for key, value in kept.items()):
             continue
         found.tried += 1
+        told(found)
         reason = refusal(each, composer)
         if reason is not None:
             found.refused[reason] = found.refused.get(reason, 0) + 1
