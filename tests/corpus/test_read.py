@@ -25,6 +25,7 @@ import pytest
 import zstandard
 
 from colonnade.corpus.plan import line_starts
+from colonnade.corpus.spool import Unspool, spool_path
 from colonnade.data.overlap import overlap
 from colonnade.errors import DataError
 from tests.corpus.recipes import Result
@@ -721,6 +722,33 @@ def test_an_id_url_or_title_that_json_does_not_have_is_none(tmp_path: Path, run:
         {"text": "a", "id": f"{path}:1", "source": "in"},
         {"text": "b", "id": f"{path}:2", "source": "in"},
     ]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_numbers_that_json_has_not_become_null_in_documents_that_an_earlier_version_has_stored(
+    tmp_path: Path, run: Run, write_lines: Any, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    path = write_lines("in.jsonl", [{"text": "t", "score": 0.5, "deep": {"n": [1.5, 2.5, 3.5]}}])
+    steps: dict[str, Any] = {"write": {"format": form, "compression": "none"}, "deduplicate": {}}
+
+    def stops(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Unspool, "run", stops)
+        run(path, **steps)
+    stored = spool_path(tmp_path / "clean", 0)
+    line = zstandard.ZstdDecompressor().stream_reader(stored.read_bytes()).read().decode()
+    for now, before in (("0.5", "NaN"), ("2.5", "-Infinity"), ("3.5", "Infinity")):
+        line = line.replace(now, before)
+    stored.write_bytes(zstandard.ZstdCompressor().compress(line.encode()))
+    folder = run(path, **steps).folder / "train"
+    expected = {"score": None, "deep": {"n": [1.5, None, None]}}
+    if form == "parquet":
+        (kept,) = pq.read_table(folder / "00000.parquet")["metadata"].to_pylist()
+        assert json.loads(kept, parse_constant=pytest.fail) == expected
+    else:
+        assert pa_json.read_json(folder / "00000.jsonl")["metadata"].to_pylist() == [expected]
 
 
 def test_ids_urls_and_titles_of_bytes_are_the_text_that_they_hold(tmp_path: Path, run: Run) -> None:

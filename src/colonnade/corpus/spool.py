@@ -51,7 +51,7 @@ class Unspool(PipelineStep):
             unpacked = zstandard.ZstdDecompressor().stream_reader(raw)
             for line in io.BufferedReader(unpacked, 1 << 20):
                 progress.advance()
-                yield Document(**json.loads(line))
+                yield Document(**json.loads(line, parse_constant=lambda _: None))  # earlier versions wrote NaN
         progress.close()
 
 
