@@ -11026,6 +11026,13 @@ MUTATIONS = [
         "open_corpus(config)",
         ("tests/train/test_beginning.py",),
     ),
+    Mutation(
+        "documents of a run that an earlier version trained end with a token that it did not know",
+        "train/published.py",
+        "        said = tokenizer.earlier_end\n",
+        "        said = tokenizer.own_end\n",
+        ("tests/train/test_published.py",),
+    ),
 ]
 
 

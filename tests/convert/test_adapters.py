@@ -258,12 +258,13 @@ def test_what_a_merged_checkpoint_has_beside_its_weights(tmp_path: Path, head: s
 
 
 def test_a_merged_checkpoint_says_what_it_was_merged_from() -> None:
-    """And what its weights were trained with: the tokenizer, and the names of labels."""
+    """And what its weights were trained with: the tokenizer, the end of documents, and the names of labels."""
     metadata = SimpleNamespace(
         step=7,
         samples=28,
         model=SimpleNamespace(vocab_size=VOCAB),
         tokenizer_sha256="0" * 64,
+        end_of_document=5,
         labels=("no", "yes"),
         published=None,
         base=SimpleNamespace(path="/models/base"),
@@ -275,7 +276,7 @@ def test_a_merged_checkpoint_says_what_it_was_merged_from() -> None:
         "step": 7, "samples": 28, "head": "pretraining", "rank": 4, "scale": 0.5, "base": "/models/base",
     }  # fmt: skip
     assert (found["step"], found["samples"], found["labels"]) == (0, 0, ["no", "yes"])
-    assert found["tokenizer_sha256"] == "0" * 64 and found["published"] is None
+    assert found["tokenizer_sha256"] == "0" * 64 and found["end_of_document"] == 5 and found["published"] is None
     metadata.base, metadata.published = None, SimpleNamespace(model_dump=lambda: {"begin": 3})
     assert _metadata(it)["merged_from"]["base"] is None and _metadata(it)["published"] == {"begin": 3}
 

@@ -411,6 +411,28 @@ def test_no_memory_is_taken_for_a_model_that_is_not_there(
         trained.open_trained(path, Mesh(), CPU)
 
 
+def test_what_ended_the_documents_of_a_run_ends_its_texts(finished: Finished, tmp_path: Path) -> None:
+    """Where its vocabulary has another name too, for which documents end with another token now; an older checkpoint
+    does not say what it was, and is taken as it was meant, which is told.
+    """
+    path = forged(finished, tmp_path, lambda content: content["facts"].pop("end_of_document"))
+    content = json.loads((path / "tokenizer.json").read_text())
+    (token,) = content["added_tokens"]
+    end, token["content"] = token["id"], "</s>"
+    content["added_tokens"].append({**token, "id": end + 1, "content": "[EOS]"})
+    (path / "tokenizer.json").write_text(json.dumps(content))
+    forging.list_again(path, "tokenizer.json")
+    for said in (None, end, end + 1):
+        forging.forge(path, lambda content, said=said: content["facts"].update(end_of_document=said))
+        taken = said or end
+        assert trained.open_trained(path, Mesh(), CPU).stop == {taken}
+        written, target = here("generate", path, "--prompt", "", *GREEDY), tmp_path / f"as_{said}"
+        converted = here("convert", path, target)
+        assert json.loads((target / "config.json").read_text())["eos_token_id"] == taken
+        note = f"Note: {path} does not say which token ended the documents of its run: </s> is taken"
+        assert (note in written.err, note in converted.out) == (said is None, said is None)
+
+
 def test_a_tokenizer_that_was_changed_is_refused(finished: Finished, tmp_path: Path) -> None:
     """Of the same size: two tokens that have changed places give other text, and no message of their own."""
     checkpoint = tmp_path / "checkpoint"

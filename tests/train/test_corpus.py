@@ -1,5 +1,6 @@
 """What a run reads: the vocabulary's size from wherever it is known, and data, tokenizer and model that must match."""
 
+import json
 import shutil
 from contextlib import nullcontext
 from hashlib import sha256
@@ -125,6 +126,17 @@ def test_a_token_file_of_megatrons_tools_has_nothing_to_hold_against(corpus: Tin
     prefix = bare(corpus, tmp_path)
     assert not sidecar_path(prefix).exists()
     assert open_corpus(config(corpus, tmp_path, f"data.train={prefix}")).vocab_size == VOCAB_SIZE
+
+
+@pytest.mark.parametrize(("end", "taken"), [(7, 7), (0, 0), (None, VOCAB_SIZE - 1), ("no sidecar", VOCAB_SIZE - 1)])
+def test_documents_end_as_the_token_file_says_and_else_as_the_tokenizer_does(
+    corpus: TinyCorpus, tmp_path: Path, end: Any, taken: int
+) -> None:
+    prefix = bare(corpus, tmp_path)
+    if end != "no sidecar":
+        known = json.loads(sidecar_path(corpus.prefix).read_bytes())
+        sidecar_path(prefix).write_text(json.dumps({**known, "end_of_document": end}))
+    assert open_corpus(config(corpus, tmp_path, f"data.train={prefix}")).end_of_document == taken
 
 
 def test_labels_that_do_not_count_are_tokens(corpus: TinyCorpus, tmp_path: Path) -> None:

@@ -89,8 +89,9 @@ def test_questions_with_other_content_are_told() -> None:
         "data.questions has other content than before: exact match and F1 of evaluations up to step 8 and behind it do "
         "not compare"
     )
-    corpus.questions.content = "b" * 64
-    assert data_metadata(corpus) == {"data": {"data.train": IDENTITY.to_json()}, "questions": "b" * 64}
+    corpus.questions.content, corpus.end_of_document = "b" * 64, 7
+    data = {"data.train": IDENTITY.to_json()}
+    assert data_metadata(corpus) == {"data": data, "questions": "b" * 64, "end_of_document": 7}
     check_data(CHECKPOINT, metadata, config, corpus)
     assert what_to_say(CHECKPOINT, metadata, corpus) == (said, [said])
     for metadata.questions, questions in ((None, corpus.questions), ("a" * 64, None)):

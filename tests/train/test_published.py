@@ -8,11 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
 
 from colonnade.checkpoint.manifest import Manifest, SavedFile
+from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.train.metadata import PublishedMetadata
-from colonnade.train.published import ends_of, object_of, published_at
+from colonnade.train.published import ends_of, object_of, published_at, unsaid_end, with_end_of
 
 NAMED, OWN = 4, 7
 
@@ -40,6 +42,46 @@ def test_a_run_ends_texts_as_its_weights_did_and_as_its_documents_do(tmp_path: P
     run = checkpoint(tmp_path, published={"ends": [5]})
     assert ends_of(tmp_path, run, tokenizer()) == {5, OWN} and ends_of(tmp_path, run, tokenizer(None)) == {5}
     assert ends_of(tmp_path, checkpoint(tmp_path, converted_from={"eos_token_id": 5}), tokenizer()) == {5}
+
+
+def with_ends(*names: str) -> Tokenizer:
+    """With these names of control tokens, from 0 on."""
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    inner.add_special_tokens(list(names))
+    return Tokenizer(inner)
+
+
+@pytest.mark.parametrize("later", ["<｜end▁of▁sentence｜>", "<EOS_TOKEN>", "[EOS]"])
+def test_documents_end_as_those_did_that_a_run_was_trained_on(tmp_path: Path, later: str) -> None:
+    """Where the checkpoint does not say how, as with the versions that did not write it down, and a note says so. A
+    model that was converted was trained on none.
+    """
+    both = with_ends("</s>", later)
+    assert both.end_of_document == 1
+    for metadata, end, noted in (
+        ({"end_of_document": 0}, 0, False),
+        ({"end_of_document": 1}, 1, False),
+        ({"end_of_document": 2}, 1, False),
+        ({"end_of_document": None}, 0, True),
+        ({}, 0, True),
+        ({"converted_from": {}}, 1, False),
+    ):
+        manifest = checkpoint(tmp_path, **metadata)
+        found = with_end_of(both, tmp_path, manifest)
+        note = unsaid_end(found, tmp_path, manifest)
+        assert (found.end_of_document, note is not None) == (end, noted), metadata
+        assert note is None or f"</s> is taken, as by versions that did not write it down, and not {later}." in note
+        assert found.sha256 == both.sha256 and both.end_of_document == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "end"), [(("[EOS]",), 0), (("[EOS]", "</s>", "<eos>"), 2), (("</s>",), 0), ((), None)]
+)
+def test_a_vocabulary_that_leaves_no_choice_needs_no_note(
+    tmp_path: Path, names: tuple[str, ...], end: int | None
+) -> None:
+    found = with_end_of(with_ends(*names), tmp_path, checkpoint(tmp_path))
+    assert found.end_of_document == end and unsaid_end(found, tmp_path, checkpoint(tmp_path)) is None
 
 
 def test_the_name_of_an_end_counts_where_nothing_else_tells_one(tmp_path: Path) -> None:

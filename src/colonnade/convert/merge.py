@@ -56,6 +56,7 @@ def _metadata(it: Adapted) -> dict[str, Any]:
         "samples": 0,
         "model": model_metadata(it.config.model, it.metadata.model.vocab_size),
         "tokenizer_sha256": it.metadata.tokenizer_sha256,
+        "end_of_document": it.metadata.end_of_document,
         "labels": list(it.metadata.labels),
         "published": None if it.metadata.published is None else it.metadata.published.model_dump(),
         "merged_from": {

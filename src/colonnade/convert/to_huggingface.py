@@ -34,7 +34,7 @@ from colonnade.huggingface.write import Planned, PlannedFile, Writer, index_of, 
 from colonnade.serving.trained import described, template_of, tokenizer_of
 from colonnade.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 from colonnade.train.metadata import RunMetadata
-from colonnade.train.published import object_of, start_of, text_of
+from colonnade.train.published import object_of, start_of, text_of, unsaid_end
 from colonnade.train.recovery import OPTIMIZER
 
 _BEGIN, _END, _PAD = TOKEN_IDS
@@ -255,11 +255,13 @@ def _told(it: Opened, files: list[PlannedFile], num_bytes: int) -> list[str]:
     parameters = sum(source.weight.size for source in it.sources.values())
     number = sum(len(file.tensors) for file in files)
     known = "none in the checkpoint" if it.tokenizer is None else f"{it.tokenizer.vocab_size:,} ids"
+    note = None if it.tokenizer is None else unsaid_end(it.tokenizer, it.path, it.manifest)
     return [
         f"{it.path}: step {it.metadata.step:,} of a {it.config.model.kind}, {parameters:,} parameters",
         f"  becomes    {it.family.title} ({it.family.architecture})",
         f"  tokenizer  {known}",
         f"  tensors    {number}, {amount(num_bytes)} in {counted(len(files), 'file')}",
+        *([] if note is None else [note]),
     ]
 
 

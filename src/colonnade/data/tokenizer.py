@@ -7,6 +7,7 @@ as the letters that it is made of, and only the program itself puts the end-of-d
 from __future__ import annotations
 
 import codecs
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from colonnade.storage import as_given, not_here
 from colonnade.tokenizer_files import find_pair
 
 _ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "<eos>", "<｜end▁of▁sentence｜>", "<EOS_TOKEN>", "[EOS]", "</s>")
+_LATER = _ENDS[3:6]  # earlier versions did not know them
 
 
 class Tokenizer:
@@ -40,6 +42,7 @@ class Tokenizer:
         inner.no_padding()
         inner.no_truncation()
         self._inner = inner
+        self._end: int | None = None
 
     @classmethod
     def load(cls, path: str | Path, *, alone: bool = False) -> Self:
@@ -192,10 +195,29 @@ class Tokenizer:
         """One more than the largest token id."""
         return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
-    @cached_property
+    @property
     def end_of_document(self) -> int | None:
         """The id that stands behind each document; None if the vocabulary has none."""
-        return next((found for name in _ENDS if (found := self.id_of(name)) is not None), None)
+        return self.own_end if self._end is None else self._end
+
+    @property
+    def own_end(self) -> int | None:
+        """The same for text of which nothing else is known."""
+        return self._first(_ENDS)
+
+    @property
+    def earlier_end(self) -> int | None:
+        """`own_end` of versions that knew fewer names."""
+        return self._first(sorted(_ENDS, key=_LATER.__contains__))
+
+    def _first(self, names: Iterable[str]) -> int | None:
+        return next((found for name in names if (found := self.id_of(name)) is not None), None)
+
+    def ending(self, token: int) -> Self:
+        """This tokenizer for text whose documents end with a certain id."""
+        made = copy.copy(self)
+        made._end = token
+        return made
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

@@ -62,7 +62,7 @@ from colonnade.train.init_from import origin_at
 from colonnade.train.metadata import MOST_BYTES, RunMetadata, config_of, metadata_of
 from colonnade.train.newest import checkpoint_at
 from colonnade.train.products import served_by, slices_of
-from colonnade.train.published import ends_of, object_of, start_of
+from colonnade.train.published import ends_of, object_of, start_of, unsaid_end, with_end_of
 from colonnade.train.recovery import OPTIMIZER, shard
 from colonnade.train.state import build_model
 
@@ -181,7 +181,7 @@ def opened(
     problems = list(device_problems(device, precision))
     if problems:
         raise ConfigError("\n".join(problems))
-    _, config, metadata = described(checkpoint)
+    manifest, config, metadata = described(checkpoint)
     check_given_base(checkpoint, metadata.base, base)
     _check_layout(checkpoint, config.model, tp, pp)
     ask_for_queues()
@@ -189,7 +189,10 @@ def opened(
     size = trained_architecture(config, metadata.model.vocab_size).num_parameters
     used = InUse(checkpoint, size, precision or config.train.precision, tuple(to_take_less))
     with joined(Layout(tp=tp, pp=pp, dp=dp), device, threads) as (mesh, place), within_memory(used, mesh, place):
-        yield open_trained(checkpoint, mesh, place, precision, base=base), mesh
+        trained = open_trained(checkpoint, mesh, place, precision, base=base)
+        if mesh.rank == 0 and (note := unsaid_end(trained.tokenizer, checkpoint, manifest)):
+            print(note, file=sys.stderr, flush=True)
+        yield trained, mesh
 
 
 def open_another(path: Path, mesh: Mesh, beside: Trained) -> Trained:
@@ -389,7 +392,9 @@ def described(path: Path) -> Described:
 
 
 def tokenizer_of(path: Path, manifest: Manifest) -> Tokenizer:
-    """The tokenizer that a checkpoint carries. CheckpointError where there is none."""
+    """The tokenizer that a checkpoint carries, with the end of its run's documents. CheckpointError where there is
+    none.
+    """
     file = path / "tokenizer.json"
     if file.name in manifest.files:
         check_hash(path, manifest, file.name)
@@ -402,7 +407,7 @@ def tokenizer_of(path: Path, manifest: Manifest) -> Tokenizer:
         text = read_plain(file, MOST_BYTES).decode()
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{file} is damaged: it is not text ({error.reason}). {remedy(path)}") from None
-    return Tokenizer.from_json(text, source=str(file))
+    return with_end_of(Tokenizer.from_json(text, source=str(file)), path, manifest)
 
 
 def template_of(path: Path, manifest: Manifest) -> ChatTemplate | None:

@@ -68,6 +68,8 @@ class Corpus:
     """The chat template beside data.tokenizer."""
     questions: ScoredQuestions | None = None
     """That are answered at each evaluation."""
+    end_of_document: int | None = None
+    """The token behind each document, as the first token file has it that says one; else the tokenizer's."""
 
     @property
     def files(self) -> dict[str, TokenFile]:
@@ -190,7 +192,14 @@ def open_corpus(config: Config, earlier: Earlier = (), *, lasts: bool = True) ->
     kind = config.model.kind_and_head
     corpus = Corpus(tokenizer, vocab_size, kind, datasets, training, curriculum, beside, questions)
     _check_labels(corpus)
-    return corpus
+    return replace(corpus, end_of_document=_end_of_document(corpus))
+
+
+def _end_of_document(corpus: Corpus) -> int | None:
+    sidecars = [read_sidecar(file) for file in corpus.files.values()]
+    said = (sidecar.end_of_document for sidecar in sidecars if sidecar is not None)
+    own = None if corpus.tokenizer is None else corpus.tokenizer.end_of_document
+    return next((end for end in said if end is not None), own)
 
 
 def _check_labels(corpus: Corpus) -> None:

@@ -21,6 +21,7 @@ def data_metadata(corpus: Corpus) -> dict[str, Any]:
     return {
         "data": {key: identity.to_json() for key, identity in corpus.identities.items()},
         "questions": None if corpus.questions is None else corpus.questions.content,
+        "end_of_document": corpus.end_of_document,
     }
 
 

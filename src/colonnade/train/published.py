@@ -105,6 +105,27 @@ def ends_of(path: Path, manifest: Manifest, tokenizer: Tokenizer) -> frozenset[i
     return frozenset(named_end(object_of(path, manifest, CONFIG), tokenizer))
 
 
+def with_end_of(tokenizer: Tokenizer, path: Path, manifest: Manifest) -> Tokenizer:
+    """A checkpoint's tokenizer, with the token behind each document that its run was trained on. A run that does not
+    say it was one of an earlier version, and has the one of that.
+    """
+    said = metadata_of(path, manifest).end_of_document
+    if said is None and "converted_from" not in manifest.metadata:
+        said = tokenizer.earlier_end
+    return tokenizer if said is None or said >= tokenizer.vocab_size else tokenizer.ending(said)
+
+
+def unsaid_end(tokenizer: Tokenizer, path: Path, manifest: Manifest) -> str | None:
+    """What to say of a checkpoint that leaves open which of two tokens that was; its tokenizer is `with_end_of`."""
+    taken, other = tokenizer.end_of_document, tokenizer.own_end
+    if taken is None or other is None or taken == other or metadata_of(path, manifest).end_of_document is not None:
+        return None
+    return (
+        f"Note: {path} does not say which token ended the documents of its run: {tokenizer.names[taken]} is taken, as "
+        f"by versions that did not write it down, and not {tokenizer.names[other]}."
+    )
+
+
 def start_of(manifest: Manifest, vocab_size: int) -> int | None:
     """The token that the decoder of a converted model begins with, beside its encoder; None where nothing is said, and
     for a run, which begins with that of its own tokenizer.
