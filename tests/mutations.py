@@ -4223,7 +4223,7 @@ MUTATIONS = [
     Mutation(
         "sidecar of a cleaned corpus names an end of document although append_end is false",
         "data/token_stages.py",
-        "end_of_document=end_of(tokenizer, append_end=self.append_end),",
+        "end_of_document=self.end,",
         "end_of_document=end_of_document(tokenizer),",
         ("tests/corpus/test_write.py",),
     ),

@@ -575,7 +575,7 @@ def test_the_tokenizer_of_token_files_is_their_own_or_the_runs(
         for stage in (making, joining):
             (step,) = stage.steps
             assert (step.tokenizer, step.sha256) == (str(paths[used]), others[used].sha256)
-            assert step.append_end is False and step.parts == ("train",)
+            assert step.end is None and step.parts == ("train",)
         assert [stage.tasks for stage in (making, joining, listing)] == [2 * JOINED + 1, 3, 1]
     assert token_stages(make_recipe(source, folder=tmp_path / "out"), 3, Setting(tmp_path, 5)) == []
     assert [num_joins(tasks) for tasks in (1, JOINED, JOINED + 1)] == [1, 1, 2]
@@ -590,7 +590,7 @@ def test_what_cannot_be_read_again_stops_the_token_files(
     (file,) = (result.folder / "train").glob("*")
     file.write_bytes(file.read_bytes()[:-9])
     path, setting = str(tmp_path / "tokenizer.json"), Setting(result.folder, 5)
-    step = MakeTokens("tokens", path, ["train"], setting, sha256=tokenizer.sha256, append_end=True)
+    step = MakeTokens("tokens", path, ["train"], setting, sha256=tokenizer.sha256, end=None)
     with pytest.raises(DataError, match=r"00000.jsonl.zst, line \d+: file cut short.* manifest.json has its SHA-256"):
         list(step.run())
     assert not (result.folder / "state" / "tokens").exists()

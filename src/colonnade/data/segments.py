@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -157,6 +158,15 @@ def header_of(path: Path) -> SegmentHeader:
     """What a stored segment holds."""
     with path.open("rb") as stream:
         return SegmentHeader.from_json(stream.readline())
+
+
+def last_token(path: Path, dtype: np.dtype[Any]) -> int | None:
+    """Of the last document in a stored segment; None where there is none."""
+    with path.open("rb") as stream:
+        if not SegmentHeader.from_json(stream.readline()).token_bytes:
+            return None
+        stream.seek(-dtype.itemsize, os.SEEK_END)
+        return int(np.frombuffer(stream.read(), dtype)[0])
 
 
 def append(paths: Iterable[Path], writer: TokenFileWriter) -> Iterator[SegmentHeader]:

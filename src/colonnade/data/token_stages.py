@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datatrove.data import Document
 from datatrove.pipeline.base import PipelineStep
 
@@ -26,7 +27,7 @@ from colonnade.corpus.recipe import Recipe
 from colonnade.corpus.stages import CleaningStage
 from colonnade.corpus.step import Setting
 from colonnade.data.indexed import smallest_dtype
-from colonnade.data.segments import ENDING, Encoded, Segment, append
+from colonnade.data.segments import ENDING, Encoded, Segment, append, last_token
 from colonnade.data.sidecar import Sidecar
 from colonnade.data.tokenize import encoder_for, end_of_document
 from colonnade.data.tokenizer import Tokenizer
@@ -42,10 +43,11 @@ class Tokens(PipelineStep):
     type = "colonnade"
 
     def __init__(
-        self, name: str, tokenizer: str, parts: Sequence[str], setting: Setting, *, sha256: str, append_end: bool
+        self, name: str, tokenizer: str, parts: Sequence[str], setting: Setting, *, sha256: str, end: int | None
     ) -> None:
+        """`end`: what stands behind each document."""
         self.name, self.tokenizer, self.parts, self.setting = name, tokenizer, tuple(parts), setting
-        self.sha256, self.append_end = sha256, append_end
+        self.sha256, self.end = sha256, end
         super().__init__()
 
 
@@ -54,7 +56,7 @@ class MakeTokens(Tokens):
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         """Gives nothing."""
-        encode = encoder_of(self.tokenizer, self.sha256, append_end=self.append_end)
+        encode = encoder_of(self.tokenizer, self.sha256, self.end)
         for part in self.parts:
             if files := _written_files(self.setting.folder, part, rank):
                 segment = Segment()
@@ -66,10 +68,9 @@ class MakeTokens(Tokens):
 
 
 @lru_cache(maxsize=1)
-def encoder_of(tokenizer: str, sha256: str, *, append_end: bool) -> Callable[[Chunk], Encoded]:
+def encoder_of(tokenizer: str, sha256: str, end: int | None) -> Callable[[Chunk], Encoded]:
     """What makes tokens by the tokenizer at a path. The tasks of a process share it, as in `cleaning.token_counter`."""
-    loaded = unchanged(tokenizer, sha256)
-    return encoder_for(loaded, key="text", end=end_of(loaded, append_end=append_end))()
+    return encoder_for(unchanged(tokenizer, sha256), key="text", end=end)()
 
 
 def unchanged(path: str, sha256: str) -> Tokenizer:
@@ -83,9 +84,15 @@ def unchanged(path: str, sha256: str) -> Tokenizer:
     return tokenizer
 
 
-def end_of(tokenizer: Tokenizer, *, append_end: bool) -> int | None:
-    """What stands behind each document."""
-    return end_of_document(tokenizer) if append_end else None
+def end_begun(tokenizer: Tokenizer, folder: Path, parts: Sequence[str]) -> int:
+    """What stands behind each document: as in the segments that there are, by a version that may have taken another
+    token of the vocabulary for it.
+    """
+    dtype = smallest_dtype(tokenizer.vocab_size)
+    made = (path for part in parts for path in segment_path(folder, part, 0).parent.glob(f"*{ENDING}"))
+    found = (token for path in made if (token := last_token(path, dtype)) is not None)
+    begun = next(found, None)
+    return end_of_document(tokenizer) if begun is None else begun
 
 
 def check_whole(segment: Segment) -> None:
@@ -122,6 +129,7 @@ class JoinTokens(Tokens):
         if not paths:
             return {}
         dtype = smallest_dtype(tokenizer.vocab_size)
+        self._check_ends(paths, dtype)
         with TokenFileWriter(prefix, dtype) as writer:
             text_bytes = sum(header.text_bytes for header in append(paths, writer))
             if not writer.num_tokens:
@@ -130,7 +138,7 @@ class JoinTokens(Tokens):
             sidecar = Sidecar(
                 tokenizer_sha256=tokenizer.sha256,
                 vocab_size=tokenizer.vocab_size,
-                end_of_document=end_of(tokenizer, append_end=self.append_end),
+                end_of_document=self.end,
                 documents=writer.num_documents,
                 tokens=writer.num_tokens,
                 text_bytes=text_bytes,
@@ -139,6 +147,16 @@ class JoinTokens(Tokens):
             )
             writer.close(sidecar)
         return {"documents": writer.num_documents, "tokens": writer.num_tokens, "dtype": str(dtype)}
+
+    def _check_ends(self, paths: Sequence[Path], dtype: np.dtype[Any]) -> None:
+        for path in paths if self.end is not None else ():
+            if (found := last_token(path, dtype)) not in (None, self.end):
+                state = self.setting.folder / "state"
+                raise DataError(
+                    f"{path} ends documents with token {found}, and others with {self.end}: another version has made "
+                    f"it. Remove {state / 'tokens'} and {state / 'logs' / 'tokens'}, and start the same command again: "
+                    "both are made anew."
+                )
 
 
 class ListTokens(PipelineStep):
@@ -167,10 +185,10 @@ def token_stages(recipe: Recipe, num_tasks: int, setting: Setting) -> list[Clean
     tokenizer = recipe.tokenize and (recipe.tokenize.tokenizer or recipe.run.tokenizer)
     if not recipe.tokenize or not tokenizer:
         return []
-    parts, num_files, append_end = list(recipe.parts), num_joins(num_tasks), recipe.tokenize.append_end
-    sha256 = Tokenizer.load(tokenizer).sha256
-    making = MakeTokens("tokens", tokenizer, parts, setting, sha256=sha256, append_end=append_end)
-    joining = JoinTokens("join", tokenizer, parts, setting, sha256=sha256, append_end=append_end, num_tasks=num_tasks)
+    parts, num_files, loaded = list(recipe.parts), num_joins(num_tasks), Tokenizer.load(tokenizer)
+    end = end_begun(loaded, setting.folder, parts) if recipe.tokenize.append_end else None
+    making = MakeTokens("tokens", tokenizer, parts, setting, sha256=loaded.sha256, end=end)
+    joining = JoinTokens("join", tokenizer, parts, setting, sha256=loaded.sha256, end=end, num_tasks=num_tasks)
     return [
         CleaningStage("tokens", [making], num_tasks),
         CleaningStage("join", [joining], num_files),
