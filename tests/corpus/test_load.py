@@ -11,6 +11,7 @@ import pytest
 
 from colonnade.config.describe import sections
 from colonnade.corpus.load import build, load, source_of
+from colonnade.corpus.plan import keep_plan, make_plan, run_file
 from colonnade.corpus.recipe import Recipe
 from colonnade.errors import ConfigError
 
@@ -313,6 +314,26 @@ def test_what_would_be_read_twice_is_refused(
     (tmp_path / "raw" / "folder").symlink_to("../elsewhere")  # which is not read with raw
     (tmp_path / "elsewhere").mkdir()
     build({"read": {"paths": ["raw", "raw2.jsonl", "d.jsonl", "raw/folder"]}, "write": {"folder": "clean"}})
+
+
+def test_a_run_that_an_earlier_version_began_with_an_input_named_twice_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it began: with other inputs it would be another run."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "a.jsonl").write_text('{"text": "a"}\n')
+    both = {"read": {"paths": [str(raw), str(raw / "a.jsonl")]}, "write": {"folder": str(tmp_path / "clean")}}
+    with monkeypatch.context() as patch:
+        patch.setattr("colonnade.corpus.load.named_twice", lambda paths: iter(()))
+        recipe = build(both)
+        keep_plan(make_plan(recipe), recipe)
+    again = build(both)
+    assert keep_plan(make_plan(again), again).identity == make_plan(recipe).identity
+    for other in ({"read": {"paths": both["read"]["paths"][::-1]}}, {"write": {"folder": str(tmp_path / "new")}}):
+        assert "it would be read twice" in problems({**both, **other})
+    run_file(tmp_path / "clean").write_text("[]")
+    assert "it would be read twice" in problems(both)
 
 
 def test_overrides_of_another_form_are_told(tmp_path: Path) -> None:

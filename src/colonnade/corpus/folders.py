@@ -70,6 +70,15 @@ def _is_run(file: Path) -> bool:
         return False
 
 
+def began_with(folder: Path, paths: Sequence[str]) -> bool:
+    """Whether a folder holds a cleaning run that reads just these inputs."""
+    try:
+        stored = json.loads((folder / RUN_FILE).read_bytes())
+        return bool(stored["facts"]["recipe"]["read"]["paths"] == list(paths))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
+
+
 def told_aside(left_aside: Mapping[str, int]) -> Iterator[str]:
     """A line for people on how many files are left aside, by ending or by what they are; none where there are none."""
     if left_aside:

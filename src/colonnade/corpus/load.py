@@ -20,7 +20,7 @@ from colonnade.config.check import Problem
 from colonnade.config.describe import as_toml, sections
 from colonnade.config.load import TomlTable, listed, read_with
 from colonnade.config.problems import sort_keys, values_refused
-from colonnade.corpus.folders import named_twice
+from colonnade.corpus.folders import began_with, named_twice
 from colonnade.corpus.formats import KINDS_IN_WORDS, kind_of
 from colonnade.corpus.recipe import OWN_FOLDERS, Recipe, RunSection
 from colonnade.errors import ConfigError
@@ -154,7 +154,7 @@ def _missing_files(recipe: Recipe) -> Iterator[str]:
 
 
 def _overlaps(recipe: Recipe) -> Iterator[str]:
-    """A result within what is read, and inputs within each other."""
+    """A result within what is read, and inputs within each other, but of a run that an earlier version began so."""
     paths = recipe.read.paths if recipe.read else []
     for folder in dict.fromkeys(paths):
         if recipe.write and is_within(recipe.write.folder, folder):
@@ -163,7 +163,9 @@ def _overlaps(recipe: Recipe) -> Iterator[str]:
                 "command is started again, what it has written there would be read as text. Set write.folder to a "
                 "folder beside the inputs, or let read.paths name the files in place of the folder."
             )
-    yield from (f"read.paths names {named}" for named in named_twice([path for path in paths if Path(path).exists()]))
+    twice = [f"read.paths names {named}" for named in named_twice([path for path in paths if Path(path).exists()])]
+    if twice and not (recipe.write and began_with(Path(recipe.write.folder), paths)):
+        yield from twice
 
 
 def is_within(path: str, folder: str) -> bool:
