@@ -67,6 +67,17 @@ def test_a_model_with_pieces_that_no_text_becomes_is_refused(tmp_path: Path, mad
         made(tmp_path, piece("a"), piece("ab", kind=UNUSED), piece("b", kind=UNUSED))
 
 
+@pytest.mark.parametrize("made", [loaded, unigram])
+def test_a_run_that_began_with_such_a_model_goes_on_with_the_tokenizer_in_its_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[..., Tokenizer]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("colonnade.data.sentencepiece._UNUSED", None)  # as versions had it that took such a model
+        before = made(tmp_path, piece("a"), piece("ab", kind=UNUSED), piece("b", kind=UNUSED))
+    before.save(tmp_path / "tokenizer.json")
+    assert Tokenizer.load(tmp_path / "tokenizer.json").is_of(before.sha256)
+
+
 def test_what_stands_for_no_text_is_decoded_by_its_name(tmp_path: Path) -> None:
     ours = unigram(tmp_path, piece("</s>", kind=CONTROL), piece("▁a", -1.0))
     assert ours.decode([2, 0, 1]) == "a<unk>" and ours.decode([2, 0, 1], skip_special=False) == "a<unk></s>"

@@ -120,7 +120,8 @@ def load_sentencepiece(path: Path, config: TokenizerConfig) -> tokenizers.Tokeni
     if unused is not None:
         raise DataError(
             f"{path} has pieces that no text becomes ({shown(unused)} is the first), as a restricted vocabulary "
-            "has them, and `tokenizers` would use them. Take the model as it was trained, or use a tokenizer.json."
+            "has them, and `tokenizers` would use them. Take the model as it was trained, or use a tokenizer.json (a "
+            "run that has begun with this one has it in its checkpoints)."
         )
     if model.spaces_behind:
         raise DataError(

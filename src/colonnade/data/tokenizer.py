@@ -43,6 +43,10 @@ class Tokenizer:
         inner.no_truncation()
         self._inner = inner
         self._end: int | None = None
+        self._dropout: float | None = None  # as it is written; merges are never left out by chance
+        if getattr(inner.model, "dropout", None):
+            self._dropout = json.loads(inner.to_str())["model"]["dropout"]
+            inner.model.dropout = None
 
     @classmethod
     def load(cls, path: str | Path, *, alone: bool = False) -> Self:
@@ -65,14 +69,7 @@ class Tokenizer:
                 f"vocab.bpe, vocab.json with merges.txt, vocab.txt or one *.model in it.{not_here(path)} Train one "
                 "with `colonnade data train-tokenizer`, or name GPT-2's folder."
             )
-        found = cls.from_json(read_text(file), source=str(file))
-        dropout = getattr(found._inner.model, "dropout", None)
-        if dropout:
-            raise DataError(
-                f"{file} has model.dropout = {dropout:g}: it leaves out merges by chance, so that the same text has "
-                "other tokens each time. Set model.dropout to null in it."
-            )
-        return found
+        return cls.from_json(read_text(file), source=str(file))
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the tokenizer") -> Self:
@@ -87,7 +84,12 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """The content of a tokenizer.json."""
-        return self._inner.to_str()
+        text = self._inner.to_str()
+        if self._dropout is None:
+            return text
+        content = json.loads(text)
+        content["model"]["dropout"] = self._dropout
+        return json.dumps(content, ensure_ascii=False)
 
     def published(self) -> str:
         """The same as other programs read it: control tokens have their own names. `from_json` takes it back."""
@@ -138,7 +140,7 @@ class Tokenizer:
 
     @cached_property
     def _with_control(self) -> tokenizers.Tokenizer:
-        inner = tokenizers.Tokenizer.from_str(self.to_json())
+        inner = tokenizers.Tokenizer.from_str(self._inner.to_str())
         inner.encode_special_tokens = False
         inner.add_special_tokens(list(self._hidden))
         return inner
