@@ -11033,6 +11033,13 @@ MUTATIONS = [
         "        said = tokenizer.own_end\n",
         ("tests/train/test_published.py",),
     ),
+    Mutation(
+        "a cleaning that goes on ends documents in another way than it began",
+        "data/token_stages.py",
+        "return end_of_document(tokenizer) if begun is None else begun",
+        "return end_of_document(tokenizer)",
+        ("tests/data/test_token_stages.py",),
+    ),
 ]
 
 
