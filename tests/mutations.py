@@ -10096,6 +10096,13 @@ MUTATIONS = [
         ("tests/train/test_in_force.py",),
     ),
     Mutation(
+        "what the disk refuses behind the steps of a first start ends the run",
+        "train/restarts.py",
+        "        if step != before:\n            kind = kind_of(ended, killed_for_memory=killed, again=True)\n",
+        "",
+        ("tests/train/test_restarts.py",),
+    ),
+    Mutation(
         "the second half of a character is no half",
         "train/change_requests.py",
         '_HALF = "[\\ud800-\\udfff]"',

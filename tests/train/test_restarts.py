@@ -196,8 +196,17 @@ def test_that_has_an_end(fake: Any, capsys: pytest.CaptureFixture[str], monkeypa
 
 
 def test_a_disk_that_refuses_the_first_start_is_told_at_once(fake: Any) -> None:
-    status, made = fake(after(refused()))
-    assert status == 2 and names(made.run) == ["fault", "no restart"]
+    """Whatever steps an earlier run has left there."""
+    for before in (DONE, killed(2)):
+        fake(after(before, 10), after(DONE, 20))
+        status, made = fake(lambda run: refused())
+        assert status == 2 and names(made.run)[-2:] == ["fault", "no restart"]
+
+
+def test_what_it_refuses_behind_a_step_of_the_first_start_is_waited_out(fake: Any) -> None:
+    """As where a change in mid-run reads other data, for whose copy there is no room."""
+    status, made = fake(after(refused(), 10), after(DONE, 20))
+    assert (status, made.slept, names(made.run)) == (0, [10.0], ["fault", "restart"])
 
 
 def test_no_room_for_temporary_files_is_waited_out_too(fake: Any, tmp_path: Path) -> None:
@@ -411,8 +420,11 @@ def lost(name: str, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
 def test_a_file_system_that_is_lost_for_a_moment_ends_nothing(
     fake: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    lost(name, monkeypatch, 2)
-    status, made = fake(after(killed(2), 10), after(DONE, 20))
+    def gone(run: Path) -> Ended:
+        lost(name, monkeypatch, 2)
+        return after(killed(2), 10)(run)
+
+    status, made = fake(gone, after(DONE, 20))
     assert status == 0 and made.slept == [POLL, POLL, 0.0]
     assert [(event["step"], event.get("saved")) for event in events(made.run)[:1]] == [(11, None)]
     assert events(made.run)[1]["saved"] == 10

@@ -180,7 +180,9 @@ class Restarts:
         there = self._await_gpus(wanted) if self.attempts and self.on_gpus else wanted
         places = [place for place in range(wanted) if place not in self.lost][: max(1, there)]
         if not self.attempts:
-            self.seen = (saved := self._saved()), saved
+            saved = self._saved()
+            made = _patiently(lambda: last_step(self._folder / METRICS), lambda: saved, tries=1)
+            self.seen = made, saved
         by_now = partial(fitting_by_now, self.config, len(places), self.seen[1])
         fit = _patiently(by_now, partial(fitting, self.config, len(places)))
         if fit.num_ranks < wanted:
@@ -221,9 +223,11 @@ class Restarts:
         return None
 
     def _attempt(self, ended: Ended, places: Sequence[int], oom_kills: int) -> Attempt:
-        kind = kind_of(ended, killed_for_memory=_oom_kills() > oom_kills, again=bool(self.attempts))
-        cause = ended.cause
+        cause, before, killed = ended.cause, self.seen[0], _oom_kills() > oom_kills
+        kind = kind_of(ended, killed_for_memory=killed, again=bool(self.attempts))
         stop, step, saved = self._left(patiently=kind not in ENDS or self.recalled)
+        if step != before:
+            kind = kind_of(ended, killed_for_memory=killed, again=True)
         if self.recalled and ended.status == UNFINISHED and not stop:
             kind = Kind.RECALLED
         self.recalled = False
@@ -326,8 +330,8 @@ def _asked_by_signals() -> Iterator[None]:
 
 
 def kind_of(ended: Ended, *, killed_for_memory: bool = False, again: bool = False) -> Kind:
-    """How a local run has ended, for the decision what comes next. `again`: it had been started before; of what refuses
-    the first start, whoever is there is told.
+    """How a local run has ended, for the decision what comes next. `again`: it had been started before, or has made a
+    step; of what refuses the first start, whoever is there is told.
     """
     cause = ended.cause
     if ended.asked or ended.status == UNFINISHED:
