@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from colonnade.train.divergence import BY_HAND
 from colonnade.train.monitor import write_event
 from colonnade.train.rollback import Rollback
 from colonnade.train.rollback_options import RollbackOptions
-from colonnade.train.run_folder import COPIES, DECIDED, ROLLBACKS
+from colonnade.train.run_folder import CHANGES, COPIES, DECIDED, ROLLBACKS
 from tests.runs import events, metrics, saved_steps
 from tests.told import Told
 
@@ -317,20 +318,31 @@ def test_where_the_newest_checkpoint_is_damaged_the_one_before_says_how_the_run_
     assert rollback.passed == 2 * 8
 
 
-def test_a_run_goes_on_only_where_the_changes_to_come_can_be_read(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
-    """Without the one that makes it shorter the data would not last. A run that is started again waits for the disk."""
+@pytest.mark.parametrize("name", [CHANGES, DECIDED, ROLLBACKS])
+def test_a_run_goes_on_only_where_the_changes_to_come_can_be_read(
+    monkeypatch: pytest.MonkeyPatch, run: Path, name: str
+) -> None:
+    """Without the one that makes it shorter the data do not last. A run that is started again waits for the disk."""
 
-    def away(path: Path, *words: Any, **more: Any) -> Any:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+    def away(honest: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Path, *words: Any, **more: Any) -> Any:
+            if path.name == name:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+            return honest(path, *words, **more)
+
+        return call
+
+    def too_short(*_: Any, **__: Any) -> None:
+        raise ConfigError("too little data")
 
     settings = load(run / "config.toml")
-    monkeypatch.setattr(change, "check_length", lambda *_, **__: None)
+    monkeypatch.setattr(change, "check_length", too_short)
     write_decided(run, Decided())
-    monkeypatch.setattr(Path, "read_text", away)
-    monkeypatch.setattr(Path, "read_bytes", away)
+    for what in ("open", "read_bytes", "read_text"):
+        monkeypatch.setattr(Path, what, away(getattr(Path, what)))
     corpus: Any = SimpleNamespace(training=None, curriculum=curriculum_of(settings))
     state: Any = SimpleNamespace(step=4, samples=16, changes=[], ownership=SimpleNamespace(mesh=Mesh()))
-    with pytest.raises(DiskError, match=rf"{DECIDED} cannot be read"):
+    with pytest.raises(DiskError, match=rf"{name} cannot be read"):
         rollbacks.apply(state, settings, corpus, [], [])
 
 

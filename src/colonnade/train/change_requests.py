@@ -22,7 +22,7 @@ from colonnade.atomic import write_whole
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.load import load, value_of
 from colonnade.config.schema import Config
-from colonnade.errors import ColonnadeError, ConfigError, hidden, of_the_disk, without_credentials
+from colonnade.errors import ColonnadeError, ConfigError, hidden, of_the_disk, raise_passing, without_credentials
 from colonnade.lock import is_held
 from colonnade.train import rollback
 from colonnade.train.best import evaluations_since_best, none_better
@@ -334,16 +334,25 @@ def as_the_run_began(config: Config, record: Path | None = None) -> Config:
     return as_it_began(config, changes)
 
 
-def foreseen(began: Config, step: int, run: Path | None = None) -> list[Change]:
+def decided_and_asked(began: Config, step: int, run: Path | None = None) -> list[Change]:
     """The changes of a run that has done `step` steps, in their order: those that it has decided, and what it will
-    decide of the lines that it has not seen, as far as their files can be read. `run`: its folder, if not where the
-    configuration says.
+    decide of the lines that it has not seen. ConfigError where that cannot be read, DiskError where not for a while;
+    for lines that are forbidden the run waits. `run`: its folder, if not where the configuration says.
     """
     folder, lines = run or Path(began.run.folder), list[Line]()
-    with suppress(OSError):  # the run waits until they can be read
+    try:
         lines = lines_of(folder)
+    except OSError as error:
+        raise_passing(folder / CHANGES, error)
+    return by_step(_with_waiting(lines, began, read_decided(folder), step, returns_of(folder)).changes)
+
+
+def foreseen(began: Config, step: int, run: Path | None = None) -> list[Change]:
+    """As `decided_and_asked`, as far as the files can be read."""
     with suppress(ConfigError):
-        return by_step(_with_waiting(lines, began, read_decided(folder), step, returns_of(folder)).changes)
+        return decided_and_asked(began, step, run)
+    with suppress(ConfigError):
+        return by_step(read_decided(run or Path(began.run.folder)).changes)
     return []
 
 

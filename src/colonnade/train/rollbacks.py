@@ -23,7 +23,7 @@ from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
 from colonnade.train.change import Change, Expected, ahead, as_it_began, behind
-from colonnade.train.change_requests import Decided, began_with, foreseen, read_decided, to_come
+from colonnade.train.change_requests import Decided, began_with, decided_and_asked, read_decided, to_come
 from colonnade.train.corpus import Corpus, curriculum_of, open_corpus
 from colonnade.train.divergence import BY_HAND, ROLLED_BACK
 from colonnade.train.lines import objects_in
@@ -182,7 +182,8 @@ def check_left(
     began: Config, corpus: Corpus, metadata: RunMetadata, recorded: Sequence[Rollback], run: Path | None = None
 ) -> None:
     """ConfigError where too little data is left behind a checkpoint, with the rollbacks that return to it and the
-    changes that come behind it. `began`: as the run began. `run`: its folder, if not where that says.
+    changes that come behind it, or where these cannot be read. `began`: as the run began. `run`: its folder, if not
+    where that says.
     """
     config = behind(began, metadata.changes)
     position = _position(curriculum_of(config), metadata, recorded)
@@ -191,8 +192,8 @@ def check_left(
 
 
 def _to_come(began: Config, step: int, done: Sequence[Change], run: Path | None = None) -> list[Change]:
-    """The changes behind a step, as the run's folder tells."""
-    return to_come(Decided(changes=tuple(foreseen(began, step, run))), done, step)
+    """The changes behind a step, as the run's folder tells. ConfigError where it does not."""
+    return to_come(Decided(changes=tuple(decided_and_asked(began, step, run))), done, step)
 
 
 def _to_do(recorded: Sequence[Rollback], step: int, done: Sequence[Rollback]) -> list[Rollback]:
@@ -220,10 +221,5 @@ def apply(
 def _to_come_together(began: Config, state: TrainState) -> list[Change]:
     """As `_to_come`, on all ranks what rank 0 reads. DiskError on all where that is not to be had for a while."""
     world = state.ownership.mesh.world
-
-    def read_here() -> str:
-        read_decided(Path(began.run.folder))  # what cannot be read is not foreseen, and raised here
-        return _CHANGES.dump_json(_to_come(began, state.step, state.changes)).decode()
-
-    text = on_all_ranks(lambda: "" if world.rank else read_here(), world)
-    return _CHANGES.validate_json(gather_texts(text, world)[0])
+    coming = on_all_ranks(lambda: [] if world.rank else _to_come(began, state.step, state.changes), world)
+    return _CHANGES.validate_json(gather_texts(_CHANGES.dump_json(coming).decode(), world)[0])
