@@ -1,5 +1,7 @@
 """A run that returns by itself: what is told, written and put back, and in which order."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +12,12 @@ import pytest
 from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
+from colonnade.errors import DiskError
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks, undo
 from colonnade.train.divergence import Divergence
 from colonnade.train.rollback import Rollback
+from colonnade.train.run_folder import DECIDED
 from tests.runs import saved_steps
 from tests.told import Told
 
@@ -31,7 +35,11 @@ def settings(config: Path, tmp_path: Path) -> Config:
 def returned(
     settings: Config, told: Told, found: Divergence, *, wait_out: Callable[[Any], None] = lambda state: None
 ) -> None:
-    given: Any = {"corpus": None, "monitor": told, "copies": SimpleNamespace(forget=lambda: None)}
+    given: Any = {
+        "corpus": SimpleNamespace(curriculum=None),
+        "monitor": told,
+        "copies": SimpleNamespace(forget=lambda: None),
+    }
     saving: Any = SimpleNamespace(wait_out=wait_out)
     undo.roll_back(found, SimpleNamespace(changes=[]), saving, config=settings, mesh=Mesh(), **given)  # type: ignore[arg-type]
 
@@ -71,6 +79,28 @@ def test_a_return_that_is_killed_is_written_down_before_a_checkpoint_goes(
         returned(settings, Told(), Divergence(step=22, first=22, reason="has loss nan"))
     assert [each.to for each in rollbacks.read(tmp_path / "run")] == [10]
     assert saved_steps(tmp_path / "run") == [10, 20]
+
+
+def test_a_disk_that_withholds_what_was_decided_is_no_reason_against_a_return(
+    settings: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is started again, diverges again, and returns then."""
+    honest = Path.read_bytes
+
+    def away(path: Path) -> bytes:
+        if path.name == DECIDED:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return honest(path)
+
+    monkeypatch.setattr(Path, "read_bytes", away)
+    monkeypatch.setattr(undo, "verify", lambda path: path)
+    monkeypatch.setattr(undo, "metadata_of", lambda *_: None)
+    monkeypatch.setattr(rollbacks, "measured", lambda rollback, *_: rollback)
+    told = Told()
+    with pytest.raises(DiskError, match=rf"{DECIDED} cannot be read"):
+        returned(settings, told, Divergence(step=22, first=22, reason="has loss nan"))
+    assert [name for name, _ in told.events] == ["diverged"]
+    assert rollbacks.read(tmp_path / "run") == [] and saved_steps(tmp_path / "run") == [10, 20]
 
 
 def test_a_checkpoint_that_is_still_being_written_is_waited_for_and_counts(

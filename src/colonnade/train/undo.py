@@ -10,7 +10,7 @@ from colonnade.checkpoint.folders import discard_after
 from colonnade.checkpoint.manifest import verify
 from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.config.schema import Config
-from colonnade.errors import ColonnadeError
+from colonnade.errors import ColonnadeError, DiskError
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks
@@ -48,7 +48,7 @@ def roll_back(
         saving.wait_out(state)
         rollback = _decided(found, run, config, mesh, corpus, state.changes)
     except ColonnadeError as error:
-        if then == "roll_back":
+        if then == "roll_back" and not isinstance(error, DiskError):
             monitor.event(NO_ROLLBACK, step=found.step, reason=str(error))
         raise
     copies.forget()
@@ -94,7 +94,7 @@ def _weighed(
 ) -> tuple[str, dict[str, Any]]:
     """Why the run cannot go on behind a rollback: its checkpoint is damaged, of which every byte is read, or the data
     would end before the run; "" where nothing is against it. And what is measured of the batches that it passes over.
-    `config`, `corpus`: in force on the course that is left.
+    DiskError where that cannot be told for a while. `config`, `corpus`: in force on the course that is left.
     """
     run = Path(config.run.folder)
     try:
@@ -103,6 +103,8 @@ def _weighed(
         rollback = rollbacks.measured(rollback, corpus.curriculum, metadata, past, past)
         began = as_it_began(config, read_decided(run).changes)
         rollbacks.check_left(began, corpus, metadata, [*past, rollback])
+    except DiskError:
+        raise
     except ColonnadeError as error:
         return str(error), {}
     return "", rollback.model_dump(include={"passed", "batches"})
