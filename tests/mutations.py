@@ -10110,6 +10110,13 @@ MUTATIONS = [
         ("tests/train/test_rollbacks.py",),
     ),
     Mutation(
+        "a tokenizer's file that the disk gives later is told as broken",
+        "data/tokenizer_config.py",
+        "        raise_passing(file, error)\n",
+        "",
+        ("tests/data/test_tokenizer.py",),
+    ),
+    Mutation(
         "the second half of a character is no half",
         "train/change_requests.py",
         '_HALF = "[\\ud800-\\udfff]"',

@@ -19,7 +19,7 @@ from colonnade.data.gpt_dataset import TextSamples
 from colonnade.data.indexed import TokenFile
 from colonnade.data.remote import RemoteTokenFile, open_token_file
 from colonnade.data.sidecar import Sidecar, read_sidecar, sidecar_path
-from colonnade.errors import DataError
+from colonnade.errors import ConfigError, DataError, DiskError
 from tests.data.sidecars import write_sidecar
 
 Write = Callable[..., str]
@@ -243,8 +243,9 @@ def test_mistakes(uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path)
     with pytest.raises(DataError, match="is cut short: 5 bytes"):
         open_token_file(url, str(tmp_path))
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot be written.*data.cache elsewhere"):
+    with pytest.raises(ConfigError, match=r"cannot be written.*data.cache elsewhere") as refused:
         open_token_file(url, str(tmp_path / "file"))
+    assert not isinstance(refused.value, DiskError), "another place is to be named, whatever the disk does"
     assert json.loads(sidecar_path(uploaded[1].prefix).read_text())["documents"] == 4
 
 

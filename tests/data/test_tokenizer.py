@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from colonnade.data.byte_level import END_OF_DOCUMENT
 from colonnade.data.tokenizer import Tokenizer, train_bpe
-from colonnade.errors import DataError
+from colonnade.errors import DataError, DiskError
 
 # Text of all kinds: letters, spaces, emoji, control characters; no half surrogates, which are no Unicode text.
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
@@ -370,6 +372,26 @@ def test_a_file_that_is_no_text_is_named(tokenizer: Tokenizer, tmp_path: Path, n
         save_pair(tokenizer, tmp_path / "vocab.json", tmp_path / "merges.txt")
     (tmp_path / name).write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path / name))} cannot be read as text: .*0xff"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "merges.txt"])
+def test_a_file_that_the_disk_withholds_for_a_while_is_not_told_as_broken(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    honest = Path.read_text
+
+    def away(path: Path, *words: Any, **more: Any) -> str:
+        if path.name == name:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return honest(path, *words, **more)
+
+    if name == "tokenizer.json":
+        tokenizer.save(tmp_path / name)
+    else:
+        save_pair(tokenizer, tmp_path / "vocab.json", tmp_path / "merges.txt")
+    monkeypatch.setattr(Path, "read_text", away)
+    with pytest.raises(DiskError, match=rf"^{re.escape(str(tmp_path / name))} cannot be read .* when its disk answers"):
         Tokenizer.load(tmp_path)
 
 

@@ -3,7 +3,9 @@
 import errno
 import json
 import os
+import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +14,11 @@ import numpy as np
 import pytest
 
 from colonnade.config.load import load
+from colonnade.data import remote
+from colonnade.data.tokenizer_config import read_text
 from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DiskError
+from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.train import in_force, loop
@@ -463,13 +468,24 @@ def test_behind_a_return_to_the_step_of_a_change_it_is_made_again(config: Path, 
         assert state.learning_rate(5) == learning_rate_of(now)(5) != learning_rate_of(began)(5)
 
 
+@pytest.mark.parametrize(
+    ("read", "why"),
+    [(read_text, errno.ESTALE), (lambda file: remote._keep(file, b""), errno.ENOSPC)],
+    ids=["a tokenizer on a disk that is away", "a copy for which there is no room"],
+)
 def test_a_change_whose_data_a_disk_does_not_give_for_a_while_is_not_refused_for_good(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], Any], why: int
 ) -> None:
     """The run ends, is started again, and makes it then."""
 
+    def refused(file: Path, *words: Any, **more: Any) -> Any:
+        raise OSError(why, os.strerror(why), str(file))
+
     def away(*words: Any, **more: Any) -> Any:
-        raise DiskError("rank 1: No space left on device")
+        with monkeypatch.context() as patched:
+            patched.setattr(remote, "write_whole", refused)
+            patched.setattr(Path, "read_text", refused)
+            return on_all_ranks(lambda: read(tmp_path / "file"), Mesh().world)
 
     run = changes(tmp_path / "run", {"change": {"train.global_batch_size": 8}, "at": 2})
     state: Any = SimpleNamespace(step=2, samples=8, changes=[], rollbacks=[])
@@ -477,7 +493,7 @@ def test_a_change_whose_data_a_disk_does_not_give_for_a_while_is_not_refused_for
     following.read(1, [])
     with monkeypatch.context() as patched:
         patched.setattr(in_force, "open_together", away)
-        with pytest.raises(DiskError, match="No space left"):
+        with pytest.raises(DiskError, match=re.escape(os.strerror(why))):
             following.follow(state)
     assert (state.changes, read_decided(run).refused) == ([], ())
     assert following.follow(state)[0].train.global_batch_size == 8

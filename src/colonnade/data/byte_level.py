@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from colonnade.data.tokenizer_config import TokenizerConfig, read_text
-from colonnade.errors import DataError
+from colonnade.errors import ColonnadeError, DataError
 
 END_OF_DOCUMENT = "<|endoftext|>"
 _NUMBERS = (
@@ -72,7 +72,7 @@ def load_pair(vocab_path: Path, merges_path: Path, config: TokenizerConfig) -> t
         merges = [_pair_of(line) for line in lines if line and not line.startswith("#version")]
         model = models.BPE(vocab=vocab, merges=merges)
         inner = byte_level(model, split=SPLITS[way], add_prefix_space=bool(prefixed))
-    except DataError:
+    except ColonnadeError:
         raise
     except Exception as error:  # the library raises plain Exception
         raise DataError(

@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from colonnade.dependent import deaf_to_ctrl_c, end_with_parent
-from colonnade.errors import DataError
+from colonnade.errors import ColonnadeError, DataError
 from colonnade.lock import Lock
 
 Task = TypeVar("Task")
@@ -118,7 +118,7 @@ def _work(make: Callable[[], Callable[[Any], Any]], inbox: Any, outbox: Any, loc
         while (message := inbox.get()) is not None:
             index, task = message
             outbox.put((index, work(task), None))
-    except DataError as error:
+    except ColonnadeError as error:
         outbox.put((index, None, error))
     except Exception:  # noqa: BLE001 - whatever it is, the parent raises it
         outbox.put((index, None, RuntimeError(f"in a worker process:\n{traceback.format_exc()}")))

@@ -19,7 +19,7 @@ import numpy as np
 
 from colonnade.atomic import write_whole
 from colonnade.data.indexed import TokenFile, Tokens, bin_path
-from colonnade.errors import DataError, hidden
+from colonnade.errors import DataError, hidden, of_the_disk
 from colonnade.storage import ATTEMPTS, is_remote, open_storage, reason, retry
 
 BLOCK = 1 << 20  # bytes: at 100 MB/s as long as a request takes to be answered
@@ -133,8 +133,9 @@ def _try(name: str, ask: Callable[[], Any]) -> Any:
 
 
 def _keep(path: Path, data: bytes) -> None:
-    """Write a file of the cache."""
+    """Write a file of the cache. ConfigError where that is impossible, DiskError where its disk may get over it."""
     try:
         write_whole(path, data)
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {error}. Free some space, or set data.cache elsewhere.") from error
+        said = f"{path} cannot be written: {error}. Free some space, or set data.cache elsewhere."
+        raise of_the_disk(said, error) from error

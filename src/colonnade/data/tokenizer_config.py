@@ -22,7 +22,7 @@ from tokenizers import AddedToken
 
 from colonnade.architecture.huggingface.keys import shown
 from colonnade.data.tokenizer_classes import OF_MODELS
-from colonnade.errors import DataError
+from colonnade.errors import DataError, raise_passing
 from colonnade.tokenizer_files import ADDED, BY_NAME, CONFIG, MODEL, files_beside
 
 _COPY = "Copy it again from its source."
@@ -122,10 +122,11 @@ class TokenizerConfig:
 
 
 def read_text(file: Path) -> str:
-    """A file of a tokenizer. DataError where it cannot be read."""
+    """A file of a tokenizer. DataError where it cannot be read, DiskError where its disk may get over it."""
     try:
         return file.read_text(encoding="utf-8-sig")  # some editors begin with a mark
     except (UnicodeDecodeError, OSError) as error:
+        raise_passing(file, error)
         raise DataError(f"{file} cannot be read as text: {error}. {_COPY}") from error
 
 
