@@ -3733,7 +3733,7 @@ MUTATIONS = [
     Mutation(
         "what a teacher said is read though it is damaged",
         "train/taught.py",
-        '        if _sum(row) != np.load(block.sums(self.folder), mmap_mode="r")[within]:',
+        "        if _sum(row) != _stored(block.sums(self.folder))[within]:",
         "        if False:",
         ("tests/train/test_distillation.py",),
     ),

@@ -18,6 +18,7 @@ FLOORS = [
         "dependent",
         "upload",
         "pace",
+        "mapped",
         "drawing",
         "storage",
         "garbage",

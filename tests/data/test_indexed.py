@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import lzma
+import mmap
 import os
 import pickle
 import re
@@ -348,14 +349,14 @@ def test_a_file_system_that_maps_no_files_is_named_as_such(
 ) -> None:
     """It will not do so later either: nobody has to start the run again and again."""
     prefix = write_tokens(2, 1)
-    maps = indexed.mmap.mmap
+    maps = mmap.mmap
 
-    def mmap(file: int, *words: Any, **more: Any) -> Any:
+    def no_file(file: int, *words: Any, **more: Any) -> Any:
         if os.path.samestat(os.fstat(file), refused(prefix).stat()):
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
         return maps(file, *words, **more)
 
-    monkeypatch.setattr(indexed.mmap, "mmap", mmap)
+    monkeypatch.setattr(mmap, "mmap", no_file)
     with pytest.raises(DataError) as told:
         TokenFile(prefix)
     assert str(told.value) == (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import mmap
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -247,6 +250,19 @@ def test_mistakes(uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path)
         open_token_file(url, str(tmp_path / "file"))
     assert not isinstance(refused.value, DiskError), "another place is to be named, whatever the disk does"
     assert json.loads(sidecar_path(uploaded[1].prefix).read_text())["documents"] == 4
+
+
+def test_a_cache_on_a_file_system_that_maps_no_files_is_told_as_such(
+    uploaded: tuple[str, TokenFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_file(*words: Any, **more: Any) -> Any:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    monkeypatch.setattr(mmap, "mmap", no_file)
+    with pytest.raises(
+        DataError, match=r"tokens\.idx lies on .* as they are read here\. Set data\.cache to a folder on "
+    ):
+        open_token_file(uploaded[0], str(tmp_path))
 
 
 def on_the_web(monkeypatch: pytest.MonkeyPatch, storage: Any, said: dict[str, str], of: tuple[str, ...]) -> None:

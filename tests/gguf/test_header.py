@@ -1,6 +1,9 @@
 """What a GGUF file says of itself, read from bytes that are written here one by one."""
 
+import errno
 import math
+import mmap
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 
 from colonnade.architecture.huggingface.keys import Refused
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, DataError
 from colonnade.gguf.header import Header, Laid, is_gguf, read_header
 from colonnade.gguf.source import _facts, _theirs, config_of
 
@@ -178,3 +181,18 @@ def test_ids_of_control_tokens_are_whole_numbers() -> None:
     ids = {"bos": True, "eos": 7, "unk": 3}
     header = Header(Path(), {f"tokenizer.ggml.{name}_token_id": value for name, value in ids.items()}, {})
     assert _facts(header) == {"eos_token_id": 7}
+
+
+def test_one_on_a_file_system_that_maps_no_files_is_to_be_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_file(*words: Any, **more: Any) -> Any:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    path = file(tmp_path)
+    monkeypatch.setattr(mmap, "mmap", no_file)
+    with pytest.raises(DataError) as told:
+        read_header(path)
+    assert str(told.value) == (
+        f"{path} lies on a file system that maps no files into memory, as they are read here. Copy it to another."
+    )

@@ -2,10 +2,11 @@
 
 import errno
 import json
+import mmap
 import os
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -415,6 +416,47 @@ def test_what_a_disk_does_not_give_for_a_while_is_not_asked_again(
         assert told == [[block]] * 2
     else:
         assert told[0] == told[1] and "Start the same command again when its disk answers." in told[0]
+
+
+@pytest.mark.parametrize("name", ["targets_00000000.npy", "sums_00000000.npy"])
+@pytest.mark.parametrize("opens", [False, True], ids=["away", "maps no files"])
+def test_what_of_a_teacher_cannot_be_read_is_named(
+    opens: bool, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both say the same. A file system that maps no files says it for ever: nobody has to start the run again."""
+    block, maps, is_away = Block(0, 2, 2), mmap.mmap, os.strerror(errno.ENODEV)
+
+    def no_file(file: int, *words: Any, **more: Any) -> Any:
+        if os.path.samestat(os.fstat(file), (tmp_path / name).stat()):
+            raise OSError(errno.ENODEV, is_away)
+        return maps(file, *words, **more)
+
+    def away(honest: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Path, *words: Any, **more: Any) -> Any:
+            if path.name == name:
+                raise OSError(errno.ENODEV, is_away)
+            return honest(path, *words, **more)
+
+        return call
+
+    for file in (block.path(tmp_path), block.sums(tmp_path)):
+        np.save(file, np.zeros(2))
+    if opens:
+        monkeypatch.setattr(mmap, "mmap", no_file)
+    else:
+        monkeypatch.setattr(np, "load", away(np.load))
+        monkeypatch.setattr(Path, "open", away(Path.open))
+    said = {
+        True: f"{tmp_path / name} lies on a file system that maps no files into memory, as they are read here. Copy "
+        f"{tmp_path} to another, and set distillation.store to it there.",
+        False: f"{tmp_path / name} cannot be read ([Errno {errno.ENODEV}] {is_away}). Start the same command again "
+        "when its disk answers.",
+    }
+    stored = Stored(tmp_path, size=2, stop=2, alpha=0.5, temperature=1.0)
+    for read in (lambda: _missing(tmp_path, [block], Mesh()), lambda: stored._row(0)):
+        with pytest.raises(DataError if opens else DiskError) as told:
+            read()
+        assert str(told.value) == said[opens]
 
 
 def test_what_is_stored_stays_whoever_else_asks(

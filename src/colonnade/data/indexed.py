@@ -12,7 +12,6 @@ Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 
 from __future__ import annotations
 
-import errno
 import mmap
 import struct
 from bisect import bisect_left, bisect_right
@@ -24,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colonnade.errors import DataError
+from colonnade.mapped import mapped
 from colonnade.storage import as_given, not_here
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -78,9 +78,12 @@ class TokenFile:
             self._check_presence(idx, data)
         self.dtype, self.num_sequences, num_boundaries = _read_header(idx)
         self.num_documents = num_boundaries - 1
-        self._lengths, self._offsets, self._boundaries = _map_index(idx, self.num_sequences, num_boundaries)
+        copy = f"Copy {data.stem}.bin and {data.stem}.idx to another, and name them there."
+        otherwise = copy if local is None else "Set data.cache to a folder on another."
+        index = _map_index(idx, self.num_sequences, num_boundaries, otherwise)
+        self._lengths, self._offsets, self._boundaries = index
         self.num_tokens = self._check_size(idx, data, data.stat().st_size if bin_size is None else bin_size)
-        self._tokens = _map_tokens(data, self.dtype) if bin_size is None else np.empty(0, self.dtype)
+        self._tokens = _map_tokens(data, self.dtype, otherwise) if bin_size is None else np.empty(0, self.dtype)
 
     def __repr__(self) -> str:
         return f"TokenFile({self.prefix!r}: {self.num_documents:,} documents, {self.num_tokens:,} tokens, {self.dtype})"
@@ -322,7 +325,7 @@ def _read_header(path: Path) -> tuple[np.dtype[np.integer], int, int]:
 
 
 def _map_index(
-    path: Path, num_sequences: int, num_boundaries: int
+    path: Path, num_sequences: int, num_boundaries: int, otherwise: str
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     expected, found = HEADER.size + 12 * num_sequences + 8 * num_boundaries, path.stat().st_size
     if found != expected:
@@ -331,7 +334,7 @@ def _map_index(
             f"{path} {what}: {found:,} bytes where {num_sequences:,} sequences and {num_boundaries - 1:,} documents "
             f"take {expected:,}. Copy it again from its source, or tokenize again."
         )
-    whole = np.frombuffer(_mapped(path), np.uint8)
+    whole = np.frombuffer(mapped(path, otherwise), np.uint8)
     offsets, boundaries = HEADER.size + 4 * num_sequences, HEADER.size + 12 * num_sequences
     return (
         whole[HEADER.size : offsets].view("<i4"),
@@ -340,30 +343,16 @@ def _map_index(
     )
 
 
-def _map_tokens(path: Path, dtype: np.dtype[np.integer]) -> Tokens:
+def _map_tokens(path: Path, dtype: np.dtype[np.integer], otherwise: str) -> Tokens:
     """Map the tokens for reading here and there.
 
     A shuffled run reads a few kilobytes at random places. Without the advice the kernel reads on after each of them,
     which made 512 samples of a 200 GB file take seconds instead of hundredths of one.
     """
-    mapped = _mapped(path)
+    whole = mapped(path, otherwise)
     if hasattr(mmap, "MADV_RANDOM"):
-        mapped.madvise(mmap.MADV_RANDOM)
-    return np.frombuffer(mapped, dtype)
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    """A whole file. DataError where its file system maps none, whose ENODEV, other than a disk's, does not pass."""
-    with path.open("rb") as stream:
-        try:
-            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            if error.errno != errno.ENODEV:
-                raise
-            raise DataError(
-                f"{path} lies on a file system that maps no files into memory, as they are read here. Copy "
-                f"{path.stem}.bin and {path.stem}.idx to another, and name them there."
-            ) from error
+        whole.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(whole, dtype)
 
 
 def _what_begins(start: bytes) -> str:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from colonnade.checkpoint.schema import clip
 from colonnade.errors import CheckpointError
+from colonnade.mapped import mapped
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -90,12 +91,14 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_header(path: Path) -> Header:
-    """CheckpointError for a file that is cut off, lies about lengths, or is of a version that is not known."""
+    """CheckpointError for a file that is cut off, lies about lengths, or is of a version that is not known; DataError
+    where its file system maps none.
+    """
     try:
         size = path.stat().st_size
         if not stat.S_ISREG(path.stat().st_mode) or size < 24:
             raise _Damaged("it is too short")
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with mapped(path, "Copy it to another.") as data:
             metadata, tensors = _parsed(_Bytes(data, size))
     except (_Damaged, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as GGUF: {error}. Fetch it again.") from None

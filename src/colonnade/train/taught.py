@@ -13,7 +13,7 @@ import json
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -32,6 +32,7 @@ from colonnade.data.loader import evaluation_batches, evaluation_positions
 from colonnade.errors import DataError, LockError, raise_passing
 from colonnade.launch.agreement import on_all_ranks
 from colonnade.lock import locked
+from colonnade.mapped import mapped
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
@@ -171,8 +172,8 @@ class Stored:
             )
         number, within = divmod(position, self.size)
         block = Block(number, self.size, 0)
-        row = cast(NDArray[Any], np.load(block.path(self.folder), mmap_mode="r")[within])
-        if _sum(row) != np.load(block.sums(self.folder), mmap_mode="r")[within]:
+        row = cast(NDArray[Any], _stored(block.path(self.folder))[within])
+        if _sum(row) != _stored(block.sums(self.folder))[within]:
             raise DataError(
                 f"{block.path(self.folder)} is damaged: what the teacher said of sample {position + 1:,} is not what "
                 "was written. Remove it and start the same command again: the teacher is asked anew."
@@ -264,10 +265,22 @@ def _files(block: Block, folder: Path) -> tuple[Sequence[NDArray[Any]], Sequence
     disk does not give them for a while: the teacher is not asked again for that.
     """
     try:
-        return np.load(block.path(folder), mmap_mode="r"), np.load(block.sums(folder), mmap_mode="r")
-    except (OSError, ValueError) as error:
-        raise_passing(block.path(folder), error)
+        return _stored(block.path(folder)), _stored(block.sums(folder))
+    except (OSError, ValueError):
         return (), ()
+
+
+def _stored(file: Path) -> Any:
+    """What a file has, mapped. DiskError where its disk does not give it for a while, DataError where its file system
+    maps no files.
+    """
+    try:
+        return np.load(file, mmap_mode="r")
+    except OSError as error:
+        with suppress(OSError):
+            mapped(file, f"Copy {file.parent} to another, and set distillation.store to it there.")
+        raise_passing(file, error)
+        raise
 
 
 def _kept(rows: Sequence[NDArray[Any]], sums: Sequence[int]) -> list[NDArray[Any]]:
