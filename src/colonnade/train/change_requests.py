@@ -236,7 +236,8 @@ def _by_key(given: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 def ask(run: Path, request: dict[str, Any]) -> None:
     """Write a line of changes.jsonl, in one piece and on a line of its own. ConfigError, and nothing is written, for
-    what the run would refuse.
+    what the run would refuse. ConfigError too where the disk refuses it, which may be there all the same if others
+    write meanwhile.
     """
     decided = read_decided(run)
     began, returns = began_with(run, decided), returns_of(run)
@@ -262,7 +263,10 @@ def ask(run: Path, request: dict[str, Any]) -> None:
     try:
         append_text(file, text, sync=True)
     except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}. Fix that, and ask again.") from error
+        raise ConfigError(
+            f"{file} cannot be written: {error.strerror}. Fix that, and ask again, unless others have asked at the "
+            f"same moment and `colonnade change {run} --list` has it."
+        ) from error
 
 
 def _check_not_ended_early(run: Path, start: Expected, changes: Sequence[Change], step: int) -> None:

@@ -101,7 +101,7 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 
 def append_text(path: Path, text: str, *, sync: bool = False) -> None:
     """Write a text at the end of a file, on a line of its own: the one before may have been cut off. Of one that could
-    be written in part, nothing stays, if nobody has written behind it. `sync`: return when it is on the disk.
+    be written in part, nothing stays, if nobody else has written meanwhile. `sync`: return when it is on the disk.
     """
     size, content = None, b""
     try:
