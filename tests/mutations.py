@@ -11061,6 +11061,13 @@ MUTATIONS = [
         "return end_of_document(tokenizer)",
         ("tests/data/test_token_stages.py",),
     ),
+    Mutation(
+        "a system that grants fewer open files than it calls allowed ends every command",
+        "launch/process.py",
+        "        with suppress(ValueError, OSError):\n",
+        "        with suppress():\n",
+        ("tests/launch/test_process.py",),
+    ),
 ]
 
 

@@ -50,6 +50,25 @@ def test_a_process_may_open_as_many_files_as_it_can_ask_for(
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard), "what it has already stays"
 
 
+@pytest.mark.parametrize(("most", "soft"), [(61_440, 32_768), (10_240, 8192), (0, 256)])
+def test_a_process_takes_what_a_system_grants_that_calls_unlimited_more(
+    most: int, soft: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As macOS does; never less than it has, and whatever is refused is no error."""
+    now = 256, resource.RLIM_INFINITY
+
+    def grant(_: int, wanted: tuple[int, int]) -> None:
+        nonlocal now
+        if wanted[0] > most:
+            raise ValueError("current limit exceeds maximum limit")
+        now = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: now)
+    monkeypatch.setattr(resource, "setrlimit", grant)
+    process.allow_open_files()
+    assert now == (soft, resource.RLIM_INFINITY)
+
+
 def test_a_command_asks_for_them() -> None:
     code = "import resource as r; from colonnade import cli; cli.app = lambda **_: print(*r.getrlimit(r.RLIMIT_NOFILE))"
     done = subprocess.run(

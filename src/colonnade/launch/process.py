@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
@@ -34,12 +34,16 @@ def open_closed_streams() -> None:
 
 def allow_open_files() -> None:
     """Let this process, and what it starts, hold open as many files as the system lets it ask for: of 1,024, which is
-    usual, a blend of 500 token files would take all.
+    usual, a blend of 500 token files would take all. macOS calls unlimited more than it grants: half of it, then, or
+    half of that.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    while soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
+        wanted //= 2
 
 
 def outlive_readers() -> None:
