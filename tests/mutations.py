@@ -11068,6 +11068,13 @@ MUTATIONS = [
         "        with suppress():\n",
         ("tests/launch/test_process.py",),
     ),
+    Mutation(
+        "a file system that syncs no folders gets no checkpoint",
+        "checkpoint/folders.py",
+        "        if error.errno not in NOT_OFFERED:\n            raise\n",
+        "        raise\n",
+        ("tests/checkpoint/test_folders.py",),
+    ),
 ]
 
 

@@ -53,6 +53,11 @@ be a bad sector as well, which stays.
 PASSING = AWAY | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 """What a disk may get over."""
 
+NOT_OFFERED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+"""What a file system says that has no such call: no locks, say, or no fsync of a folder. The last two are one number on
+Linux, and two on macOS.
+"""
+
 
 HIDDEN = "…"
 # Paths make one slash of two.

@@ -1,7 +1,10 @@
 """Which checkpoints of a run's folder stay."""
 
+import errno
 import os
+import stat
 from collections.abc import Collection
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -45,6 +48,26 @@ def test_that_a_checkpoint_is_damaged_outlasts_a_loss_of_power(tmp_path: Path, m
     monkeypatch.setattr(os, "fsync", note)
     aside = set_aside_damaged(tmp_path / "step_00000010")
     assert synced == [(tmp_path.stat().st_ino, [aside.name])]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_that_syncs_no_folders_has_checkpoints(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails there says so."""
+    fsync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    partial, final = tmp_path / ".step_00000010.partial", tmp_path / "step_00000010"
+    partial.mkdir()
+    with pytest.raises(OSError, match="Input/output error") if number == errno.EIO else nullcontext():
+        publish(partial, final, 1, none)
+    assert list(tmp_path.iterdir()) == [partial if number == errno.EIO else final]
 
 
 def test_what_was_damaged_before_makes_room_for_what_is_damaged_now(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from colonnade.checkpoint.names import checkpoints_in
+from colonnade.errors import NOT_OFFERED
 
 Spared = Callable[[Collection[int]], Collection[int]]
 """Of the steps of all checkpoints that are there, those that stay however old they are."""
@@ -78,10 +79,13 @@ def set_aside_damaged(path: Path) -> Path:
 
 
 def sync(folder: Path) -> None:
-    """Make names in a folder last, as fsync does for the bytes of a file."""
+    """Make names in a folder last, as fsync does for the bytes of a file, where its file system offers that."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NOT_OFFERED:
+            raise
     finally:
         os.close(descriptor)
 
