@@ -2,6 +2,7 @@
 
 import errno
 import os
+import runpy
 from resource import RLIM_INFINITY, RLIMIT_NOFILE, getrlimit, setrlimit
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colonnade import errors
 from colonnade.errors import (
     ColonnadeError,
     ConfigError,
@@ -152,3 +154,9 @@ def test_what_a_disk_may_get_over_is_an_error_of_its_own() -> None:
     assert [*map(name_of, errors)] == [
         *("DiskError", "PermissionError", "DiskError", "ConfigError", "ValueError", "TimeoutError")
     ]
+
+
+def test_a_call_that_a_file_system_lacks_is_known_by_both_numbers_of_macos(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in (("ENOTSUP", 45), ("EOPNOTSUPP", 102)):
+        monkeypatch.setattr(errno, name, number)
+    assert runpy.run_path(errors.__file__)["NOT_OFFERED"] == {errno.EINVAL, errno.ENOSYS, 45, 102}

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from colonnade import lock as module
-from colonnade.errors import LockError
+from colonnade.errors import NOT_OFFERED, LockError
 from colonnade.lock import Holder, Lock, holder_of, is_held, locked
 from tests.disks import room_for
 
@@ -295,14 +295,31 @@ def test_the_lock_that_another_has_made_meanwhile_is_not_removed(
 
 
 def test_a_disk_that_fails_is_no_other_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that it fails on is named."""
+
     def failing(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     before = len(os.listdir("/dev/fd"))
     monkeypatch.setattr(module.fcntl, "flock", failing)
-    with pytest.raises(OSError, match="Input/output error"), locked(tmp_path, "a test"):
-        pass
+    for ask in (lambda: locked(tmp_path, "a test").__enter__(), lambda: is_held(tmp_path)):
+        with pytest.raises(OSError) as caught:
+            ask()
+        assert str(caught.value) == f"[Errno 5] Input/output error: '{tmp_path / 'lock'}'"
     assert len(os.listdir("/dev/fd")) == before
+
+
+@pytest.mark.parametrize("number", sorted({*NOT_OFFERED, errno.ENOLCK}))
+def test_whatever_a_file_system_without_locks_answers_a_file_is_the_lock(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(module.fcntl, "flock", refused)
+    with locked(tmp_path, "a test"):
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path) and not list(tmp_path.iterdir())
 
 
 LEAVE_A_CHILD = """

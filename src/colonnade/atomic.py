@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from colonnade.errors import names
+
 PARTIAL = ".partial"
 _PARTIAL = re.compile(r"\.\d+-[0-9a-f]{8}\.partial$")
 
@@ -27,17 +29,6 @@ def remove_partial_of(path: Path) -> None:
     for each in path.parent.glob(f"{glob.escape(path.name)}.*{PARTIAL}"):
         if _PARTIAL.fullmatch(each.name, len(path.name)):
             each.unlink(missing_ok=True)
-
-
-@contextmanager
-def names(path: Path) -> Iterator[None]:
-    """What the system refuses without a name (it has none for a stream that is written to) names this file."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)
-        raise
 
 
 @contextmanager

@@ -21,7 +21,9 @@ import resource
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 ZIP_FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError, struct.error)
@@ -114,6 +116,17 @@ def printable(text: str) -> str:
     no Unicode, as in names that are not UTF-8.
     """
     return "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+@contextmanager
+def names(path: Path) -> Iterator[None]:
+    """What the system refuses without a name (it has none for what is open already) names this file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 class ColonnadeError(Exception):

@@ -26,14 +26,14 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from colonnade.errors import LockError
+from colonnade.errors import NOT_OFFERED, LockError, names
 from colonnade.proc import stat_of
 
 NAME = "lock"
 _PATIENCE_SECONDS = 10.0  # for the children of a holder that was killed
 _POLL_SECONDS = 0.05
 _SIGN = 1.0  # seconds, at most, from having a lock to having written whose it is
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # what file systems without flock answer
+_NO_LOCKS = NOT_OFFERED | {errno.ENOLCK}  # what file systems without flock answer
 
 
 class Holder(NamedTuple):
@@ -157,7 +157,8 @@ def is_held(folder: Path, *, name: str = NAME) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with names(folder / name):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError as error:
@@ -175,7 +176,8 @@ def _take(path: Path, purpose: str, refusal: _Refusal) -> Lock:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with names(path):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
             if error.errno in _NO_LOCKS:
@@ -253,12 +255,9 @@ def _write(path: Path, descriptor: int, purpose: str) -> None:
     pid = os.getpid()
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     content = json.dumps(Holder(purpose, socket.gethostname(), pid, _born(pid), since, _user())._asdict()) + "\n"
-    try:
+    with names(path):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, content.encode(), 0)
-    except OSError as error:
-        error.filename = str(path)  # the system has none for a descriptor
-        raise
 
 
 def _is_that_file(path: Path, descriptor: int) -> bool:

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from colonnade.atomic import names, partial_path, put_on_disk
+from colonnade.atomic import partial_path, put_on_disk
 from colonnade.corpus.documents import Rejected
 from colonnade.data.sidecar import sidecar_path
-from colonnade.errors import DataError
+from colonnade.errors import DataError, names
 
 _EXAMPLES = 10
 

@@ -13,11 +13,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from colonnade.atomic import names, partial_path, put_on_disk, remove_partial_of
+from colonnade.atomic import partial_path, put_on_disk, remove_partial_of
 from colonnade.data.indexed import HEADER, MAGIC, VERSION, TokenFile, Tokens, bin_path, code_of, idx_path, starts_of
 from colonnade.data.rejected import rejected_path
 from colonnade.data.sidecar import Sidecar, files_of, hash_file, merge_sidecars, read_sidecar, sidecar_path
-from colonnade.errors import DataError
+from colonnade.errors import DataError, names
 from colonnade.lock import Lock, locked
 from colonnade.outputs import check_output
 
