@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -105,7 +106,7 @@ def test_what_the_system_tells_in_kib_is_bytes(monkeypatch: pytest.MonkeyPatch) 
 def test_memory_that_the_system_does_not_tell_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is it an error that the most of before cannot be forgotten, as in some containers."""
     assert comparison._resident(torch.device("cuda")) == 0 < comparison._resident(torch.device("cpu"))
-    assert comparison._status("VmNone") == 0
+    assert comparison._status("VmNone") is None
     status = comparison._status
 
     def refused(*_: object) -> None:
@@ -114,7 +115,29 @@ def test_memory_that_the_system_does_not_tell_is_none(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Path, "write_text", refused)
     assert comparison._resident(torch.device("cpu")) == pytest.approx(status("VmRSS"), rel=0.2)
     monkeypatch.setattr(Path, "read_text", refused)
-    assert comparison._resident(torch.device("cpu")) == comparison._most() == 0
+    assert comparison._resident(torch.device("cpu")) is None and comparison._most() is None
+
+
+@pytest.mark.parametrize("told", ["", "VmRSS:\t  300 kB\n", "VmHWM:\t  300 kB\n"])
+def test_memory_that_cannot_be_told_is_null_and_a_dash(
+    told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without /proc, and where it tells what is used now alone, or the most alone."""
+    config = of_eight_tokens(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", lambda _: told)
+        watcher = comparison.Watcher(
+            cast(Any, None), cast(Any, None), _before=comparison._resident(torch.device("cpu"))
+        )
+        measured = watcher._measured([], paper_mesh(Layout(), 0).ledger, torch.device("cpu"))
+    predicted = {"memory": {"total_bytes": 3_570_000}, "bytes_sent": {}, "tokens_per_second": 8, "seconds_per_step": 2}
+    comparison._write(config, comparison.PREDICTION, predicted)
+    comparison._write(config, comparison.COMPARISON, compared(predicted, measured))
+    assert json.loads(shown(tmp_path, as_json=True))["memory"]["total_bytes"] == {
+        "predicted": 3_570_000,
+        "measured": None,
+    }
+    assert re.search(r"memory of rank 0 +3\.57 MB +– +–$", shown(tmp_path, as_json=False), re.MULTILINE)
 
 
 def test_of_the_steps_of_a_run_those_behind_where_it_began_are_this_starts(tmp_path: Path) -> None:

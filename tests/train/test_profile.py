@@ -118,12 +118,12 @@ def test_a_rank_tells_by_how_much_its_clock_differs_from_the_systems() -> None:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not tell what is in RAM")
 def test_memory_of_a_process_is_what_it_has_touched() -> None:
     cpu, size = torch.device("cpu"), 64 << 20
-    before = memory_in_use(cpu)
+    before = memory_in_use(cpu) or 0
     with mmap.mmap(-1, size) as room:
-        asked_for = memory_in_use(cpu)
+        asked_for = memory_in_use(cpu) or 0
         for at in range(0, size, mmap.PAGESIZE):
             room[at] = 1
-        touched = memory_in_use(cpu)
+        touched = memory_in_use(cpu) or 0
     assert before > 0 and abs(asked_for - before) < size / 4
     assert touched - asked_for == pytest.approx(size, rel=0.25)
 
@@ -235,6 +235,20 @@ def test_memory_is_told_with_its_peak_and_at_its_time_in_the_trace() -> None:
     assert counters == [(1e6, {"bytes": 5_000}, 3), (2e6, {"bytes": 9_000}, 3), (3e6, {"bytes": 2_000}, 3)]
     (name,) = (event for event in trace["traceEvents"] if event["name"] == "process_name")
     assert (name["pid"], name["args"]) == (3, {"name": "rank 3 [pp0 dp0 tp3]"})
+
+
+def test_memory_that_cannot_be_told_is_no_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS, which has no /proc."""
+
+    def missing(_: Path) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    noted: Any = SimpleNamespace(_memory=[], _device=torch.device("cpu"))
+    Profile._note_memory(noted)
+    profile, trace = merged([rank(0, step_with(100.0, 101.0, 102.0), memory=noted._memory, groups={})])
+    assert noted._memory == [] and profile["ranks"][0]["peak_memory_bytes"] is None
+    assert not [event for event in trace["traceEvents"] if event["ph"] == "C"]
 
 
 @pytest.mark.slow

@@ -62,8 +62,8 @@ class Watcher:
     guard: Within
     active: bool = True
     _predicted: dict[str, Any] | None = None
-    _before: int = 0
-    """[bytes] Of the process, before its state was built."""
+    _before: int | None = 0
+    """[bytes] Of the process, before its state was built; None: not known."""
     _tokens: int = 0
     """Of a step, as predicted."""
     _begun: int = 0
@@ -125,8 +125,7 @@ class Watcher:
 
     def _measured(self, steps: list[dict[str, Any]], ledger: Ledger, device: torch.device) -> dict[str, Any]:
         usual = steps[1:] or steps
-        most = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _most() - self._before
-        memory = {"memory": {"total_bytes": most}}
+        memory = {"memory": {"total_bytes": self._most_taken(device)}}
         if not usual:
             return memory
         return memory | {
@@ -134,6 +133,12 @@ class Watcher:
             "seconds_per_step": statistics.median(each["seconds"] for each in usual),
             "bytes_sent": ledger.least_of_steps({each["step"] for each in steps}),
         }
+
+    def _most_taken(self, device: torch.device) -> int | None:
+        if device.type == "cuda":
+            return torch.cuda.max_memory_allocated(device)
+        most = _most()
+        return None if most is None or self._before is None else most - self._before
 
 
 def prediction(
@@ -287,8 +292,8 @@ def _metrics(config: Config) -> list[dict[str, Any]]:
     return [line for line in lines if step_in(line)]
 
 
-def _resident(device: torch.device) -> int:
-    """[bytes] That this process has now; the most that it had is forgotten, where the system lets it."""
+def _resident(device: torch.device) -> int | None:
+    """[bytes] That this process has now, if the system tells; the most that it had is forgotten, where it lets it."""
     if device.type != "cpu":
         return 0
     with suppress(OSError):
@@ -296,13 +301,13 @@ def _resident(device: torch.device) -> int:
     return _status("VmRSS")
 
 
-def _most() -> int:
+def _most() -> int | None:
     return _status("VmHWM")
 
 
-def _status(name: str) -> int:
+def _status(name: str) -> int | None:
     try:
         lines = Path(f"/proc/{os.getpid()}/status").read_text().splitlines()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)

@@ -176,15 +176,19 @@ class Profile:
             torch.cuda.memory._record_memory_history(max_entries=MOST_ALLOCATIONS)
 
     def _note_memory(self) -> None:
-        self._memory.append((time.perf_counter(), memory_in_use(self._device)))
+        size = memory_in_use(self._device)
+        if size is not None:
+            self._memory.append((time.perf_counter(), size))
 
 
-def memory_in_use(device: torch.device) -> int:
-    """[bytes] Of a CUDA device what torch has given out; else the memory of this process that is in RAM."""
+def memory_in_use(device: torch.device) -> int | None:
+    """[bytes] Of a CUDA device what torch has given out; else the memory of this process that is in RAM, where the
+    system tells.
+    """
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]
     except OSError:  # not Linux
-        return 0
+        return None
     return int(pages) * os.sysconf("SC_PAGE_SIZE")

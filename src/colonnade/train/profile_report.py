@@ -74,7 +74,7 @@ def _rank(rank: Mapping[str, Any], spans: list[Span], last: Meetings) -> dict[st
         "seconds": sum(span.seconds for span in spans if span.kind == "step") / count,
         "parts": {name: parts[name] / count for name in sorted(parts, key=_order) if parts[name]},
         "units": {unit: {kind: each / count for kind, each in kinds.items()} for unit, kinds in units.items()},
-        "peak_memory_bytes": max((size for _, size in rank["memory"]), default=0),
+        "peak_memory_bytes": max((size for _, size in rank["memory"]), default=None),
     }
 
 
