@@ -1,5 +1,7 @@
 """What this machine is said to be and to have."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,25 @@ def test_a_processor_is_told_by_its_name_and_its_vector_units(monkeypatch: pytes
     monkeypatch.setattr(machine, "_lines", lambda path: ARM)
     monkeypatch.setattr(machine.platform, "processor", lambda: "")
     monkeypatch.setattr(machine.platform, "machine", lambda: "aarch64")
-    assert device_name(CPU) == "" and processor() == "aarch64; asimd"
+    assert device_name(CPU) == "aarch64" and processor() == "aarch64; asimd"
+
+
+@pytest.mark.parametrize(("said", "name"), [("Apple M2\n", "Apple M2"), ("", "arm64"), (None, "arm64")])
+def test_macos_names_a_processor_by_sysctl(said: str | None, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its kind, where that says nothing or cannot be had."""
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert command == ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        if said is None:
+            raise FileNotFoundError(command[0])
+        return subprocess.CompletedProcess(command, int(not said), said)
+
+    monkeypatch.setattr(machine, "_lines", lambda path: [])
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(machine.platform, "processor", lambda: "")
+    monkeypatch.setattr(machine.platform, "machine", lambda: "arm64")
+    assert device_name(CPU) == name and processor().partition("; ")[0] == name
 
 
 def test_cores_are_those_of_the_machine_and_threads_those_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

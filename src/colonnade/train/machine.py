@@ -1,6 +1,9 @@
 """What this machine is and has: names and free memory, for the lines at the start of a run."""
 
 import platform
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -14,14 +17,14 @@ Free = tuple[int, int]
 
 
 def device_name(device: torch.device) -> str:
-    """A GPU's or CPU's name, as its maker or the system has it; empty where the system does not say."""
+    """A GPU's or CPU's name, as its maker or the system has it; of a CPU that has none there its kind, as `aarch64`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     for line in _lines(Path("/proc/cpuinfo")):
         name, _, value = line.partition(":")
         if name.strip() == "model name":
             return " ".join(value.split())
-    return ""
+    return _name_on_macos() or platform.processor() or platform.machine()
 
 
 def processor() -> str:
@@ -29,8 +32,17 @@ def processor() -> str:
     lines = [line.partition(":")[::2] for line in _lines(Path("/proc/cpuinfo"))]
     written = next((value for name, value in lines if name.strip() in ("flags", "Features")), "")
     units = sorted(flag for flag in written.split() if flag.startswith(_UNITS))
-    name = device_name(torch.device("cpu")) or platform.processor() or platform.machine()
-    return f"{name}; {' '.join(units) or torch.backends.cpu.get_cpu_capability()}"
+    return f"{device_name(torch.device('cpu'))}; {' '.join(units) or torch.backends.cpu.get_cpu_capability()}"
+
+
+def _name_on_macos() -> str:
+    """As `Apple M2`; empty elsewhere."""
+    if sys.platform != "darwin":
+        return ""
+    command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+    with suppress(OSError):
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout.strip()
+    return ""
 
 
 def cpu_cores() -> str:
