@@ -1,12 +1,13 @@
 """The supervisor of ranks in this very process: who is to blame, what is said of it, and that nothing stays behind."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -223,6 +224,27 @@ def test_the_end_of_a_rank_is_seen_though_it_cannot_be_written_down(rank: Make, 
     run = of(tmp_path / "gone", ended)
     run._await(ended)
     assert (ended.status, run.events.get_nowait()) == (3, ended)
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_signal_that_is_refused_is_an_error_unless_the_rank_has_just_ended(
+    has_ended: bool, rank: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As macOS refuses one to processes that have ended, until somebody has waited for them."""
+
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    def wait(seconds: float) -> int:
+        if has_ended:
+            return 0
+        raise subprocess.TimeoutExpired([], seconds)
+
+    asked = rank(1, None)
+    asked.process = SimpleNamespace(pid=-1, wait=wait)  # type: ignore[assignment]
+    monkeypatch.setattr(os, "killpg", refuse)
+    with nullcontext() if has_ended else pytest.raises(PermissionError):
+        asked.send(signal.SIGTERM)
 
 
 def test_ranks_are_waited_for_until_they_have_ended(rank: Make, tmp_path: Path) -> None:

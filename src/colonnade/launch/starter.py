@@ -9,6 +9,8 @@ from typing import IO
 from colonnade.launch.fork_server import Forked, ForkError, ForkServer, can_fork, forget, fork_server
 
 Process = subprocess.Popen[bytes] | Forked
+SOON = 1.0
+"""[seconds] In which an ended process is waited for."""
 ANEW = "Ranks cannot be forked: {}. Each starts as a new process, which takes longer.\n"
 
 
@@ -66,6 +68,25 @@ class Starter:
         forget()
         self.forks = None
         self.say(ANEW.format(error))
+
+
+def send(process: Process, number: int) -> None:
+    """Send a signal to a process that `start` has made and to what that has started, unless it has ended."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return
+    except PermissionError:  # so macOS says it of one that has ended, until somebody has waited for it
+        if isinstance(process, Forked) or not _ends(process):
+            raise
+
+
+def _ends(process: "subprocess.Popen[bytes]") -> bool:
+    try:
+        process.wait(SOON)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _is_open(number: int) -> bool:

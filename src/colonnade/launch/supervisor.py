@@ -27,7 +27,7 @@ from colonnade.launch.board import explanation_file, note_end, note_of_failure, 
 from colonnade.launch.explanation import together
 from colonnade.launch.fork_server import forget
 from colonnade.launch.guard import line_of
-from colonnade.launch.starter import Process, Starter
+from colonnade.launch.starter import Process, Starter, send
 from colonnade.mesh.process import process_id_of
 
 TICK = 0.1  # seconds between looks at rank 0's error stream
@@ -91,10 +91,7 @@ class _Rank:
 
     def send(self, number: int) -> None:
         """Send a signal to the rank and to what it has started."""
-        try:
-            os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            return  # it has ended: there is nothing to signal
+        send(self.process, number)
 
     def cause_order(self) -> tuple[int, float]:
         """Failures sort by this from cause to consequence. A mistake that all ranks report is told by rank 0."""
