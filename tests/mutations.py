@@ -11075,6 +11075,13 @@ MUTATIONS = [
         "        raise\n",
         ("tests/checkpoint/test_folders.py",),
     ),
+    Mutation(
+        "more of a checkpoint is read at once than macOS takes",
+        "checkpoint/files.py",
+        "[view[:MOST_AT_ONCE]]",
+        "[view]",
+        ("tests/checkpoint/test_files.py",),
+    ),
 ]
 
 

@@ -1,5 +1,6 @@
 """Parts of stored tensors, read from where they lie."""
 
+import errno
 import os
 import random
 import struct
@@ -60,6 +61,27 @@ def test_a_box_is_read_block_by_block(
     assert torch.equal(target, narrow(numbers, box).to(dtype))
     straight = dtype == torch.float32 and box.sizes[1:] == SIZES[1:]
     assert straight or max(largest) <= files.BLOCK, "no more memory than for a block"
+
+
+def test_no_more_is_read_at_once_than_every_system_takes(
+    stored: tuple[Path, StoredShard, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more than 2 GiB macOS reads nothing."""
+    path, shard, numbers = stored
+    read = os.preadv
+    assert files.MOST_AT_ONCE < 1 << 31
+    monkeypatch.setattr(files, "MOST_AT_ONCE", 100)
+
+    def refuse_more(descriptor: int, buffers: list[memoryview], start: int) -> int:
+        if len(buffers[0]) > 100:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return read(descriptor, buffers, start)
+
+    monkeypatch.setattr(os, "preadv", refuse_more)
+    target = torch.full(SIZES, -1.0)
+    with path.open("rb") as file:
+        files.read_box(file, shard, torch.float32, WHOLE, target)
+    assert torch.equal(target, numbers)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

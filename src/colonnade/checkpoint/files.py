@@ -31,6 +31,9 @@ from colonnade.errors import ZIP_FAULTS
 
 BUFFER = 1 << 20  # bytes; larger writes go past it
 BLOCK = 1 << 24  # bytes read at a time where they do not go straight to their place
+MOST_AT_ONCE = (
+    1 << 30
+)  # bytes asked for in one read: macOS refuses more than 2 GiB, of which Linux gives the first part
 LOCAL_HEADER = 30  # bytes of a zip entry's header before its name (APPNOTE.TXT, 4.3.7)
 
 
@@ -128,7 +131,7 @@ def _read_into(file: BinaryIO, start: int, target: Tensor) -> None:
     """Fill the contiguous CPU tensor `target` with the bytes from `start` on."""
     view = memoryview(target.reshape(-1).view(torch.uint8).numpy().data)
     while view:
-        count = os.preadv(file.fileno(), [view], start)
+        count = os.preadv(file.fileno(), [view[:MOST_AT_ONCE]], start)
         if count == 0:
             raise EOFError("the file ends too early")
         view, start = view[count:], start + count
