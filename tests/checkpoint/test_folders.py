@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Collection
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -77,6 +77,37 @@ def test_what_was_damaged_before_makes_room_for_what_is_damaged_now(tmp_path: Pa
         aside = set_aside_damaged(tmp_path / "step_00000010")
         assert [path.name for path in aside.iterdir()] == [name]
     assert list(tmp_path.iterdir()) == [aside] and not list(checkpoints_in(tmp_path))
+
+
+def test_files_that_go_with_others_are_no_error_where_a_folder_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """macOS keeps attributes of NAME in ._NAME on a volume that has none, and removes it with that."""
+    make(tmp_path, 10, 20)
+    for name in ("a", "b", "c"):
+        (tmp_path / "step_00000010" / name).touch()
+        (tmp_path / "step_00000010" / f"._{name}").touch()
+    unlink = os.unlink
+
+    def unlink_both(path: str, *, dir_fd: int | None = None) -> None:
+        unlink(path, dir_fd=dir_fd)
+        with suppress(FileNotFoundError):
+            unlink(f"._{path}", dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", unlink_both)
+    tidy(tmp_path, 1, none)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000020"]
+
+
+def test_a_folder_that_cannot_be_deleted_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, 10, 20)
+
+    def refuse(path: str, *, dir_fd: int | None = None) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    with pytest.raises(PermissionError, match=r"Permission denied: .*step_00000010\.deleted"):
+        tidy(tmp_path, 1, none)
 
 
 def test_of_a_link_to_an_archive_only_the_link_goes(tmp_path: Path) -> None:

@@ -50,7 +50,9 @@ def remove_leftovers(folder: Path) -> None:
 def remove(path: Path) -> None:
     """Delete a folder with all that is in it. Of a link only the link goes, never what it points to."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)  # files of macOS go with others, those of NFS by another's hand
+        if path.exists():
+            shutil.rmtree(path)  # and says why it cannot
     else:
         path.unlink(missing_ok=True)
 
