@@ -7466,8 +7466,8 @@ MUTATIONS = [
     Mutation(
         "files of another format lie in the model's",
         "huggingface/files.py",
-        'sorted(folder.glob("model-*.safetensors")) or sorted(folder.glob("*.safetensors"))',
-        'sorted(folder.glob("*.safetensors"))',
+        'sorted(folder.glob("model-*.safetensors")) or sorted(folder.glob("[!.]*.safetensors"))',
+        'sorted(folder.glob("[!.]*.safetensors"))',
         ("tests/convert/test_refused.py",),
     ),
     Mutation(

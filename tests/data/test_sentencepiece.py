@@ -126,7 +126,9 @@ def test_a_unigram_tokenizer_without_an_unknown_token_is_read(tmp_path: Path) ->
 
 
 def test_of_several_models_in_a_folder_none_is_meant(tmp_path: Path) -> None:
+    """Attributes that an archive of macOS has put beside one are none."""
     alone = loaded(tmp_path, piece("a"))
+    (tmp_path / "._made.model").write_bytes(b"\0\5\x16\7")
     assert Tokenizer.load(tmp_path).sha256 == alone.sha256
     (tmp_path / "other.model").write_bytes((tmp_path / "made.model").read_bytes())
     with pytest.raises(DataError, match=r"is no tokenizer: .* or one \*\.model in it"):

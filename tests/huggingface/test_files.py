@@ -33,6 +33,7 @@ def test_the_whole_model_in_one_file_goes_before_all_others(tmp_path: Path) -> N
     """And before an index that another model has left."""
     write(tmp_path, "consolidated.safetensors", "c")
     write(tmp_path, "pytorch_model.bin", "p")
+    (tmp_path / "._consolidated.safetensors").write_bytes(b"\0\5\x16\7")  # its attributes, of macOS
     assert found(tmp_path) == {"c": "consolidated.safetensors"}, "safetensors before a pickle"
     write(tmp_path, "model-00001-of-00001.safetensors", "m")
     assert found(tmp_path) == {"m": "model-00001-of-00001.safetensors"}

@@ -60,7 +60,7 @@ def _named(path: Path) -> Tokenizer:
 
 def _tokenizer_in(folder: Path) -> Tokenizer | None:
     """None where there is none. CheckpointError if it cannot be read."""
-    if not any((folder / name).exists() for name in _TOKENIZERS) and not any(folder.glob("*.model")):
+    if not any((folder / name).exists() for name in _TOKENIZERS) and not any(folder.glob("[!.]*.model")):
         return None
     try:
         return Tokenizer.load(folder)

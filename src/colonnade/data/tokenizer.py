@@ -386,7 +386,7 @@ def _find_other(path: Path) -> Path | None:
         return None
     if (path / "vocab.txt").is_file():
         return path / "vocab.txt"
-    found = sorted(path.glob("*.model"))
+    found = sorted(path.glob("[!.]*.model"))  # what is hidden are attributes, of macOS
     return found[0] if len(found) == 1 else None
 
 

@@ -74,13 +74,15 @@ def tensors_in(folder: Path) -> dict[str, Stored]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the model: one, those of an index, or all that look like it; safetensors before others."""
+    """The files that hold the model: one, those of an index, or all that look like it; safetensors before others.
+    What is hidden are attributes, of macOS.
+    """
     for whole, index in ((WHOLE, INDEX), (PICKLED, PICKLED_INDEX)):
         if (folder / whole).exists():
             return [folder / whole]
         if (folder / index).exists():
             return _of_index(folder / index)
-        found = sorted(folder.glob("model-*.safetensors")) or sorted(folder.glob("*.safetensors"))
+        found = sorted(folder.glob("model-*.safetensors")) or sorted(folder.glob("[!.]*.safetensors"))
         if found:
             return found
     raise CheckpointError(

@@ -113,7 +113,7 @@ class Published:
 
 def is_published(path: Path) -> bool:
     """Whether a path looks like a folder of Hugging Face."""
-    return (path / CONFIG).exists() or any(path.glob("*.safetensors"))
+    return (path / CONFIG).exists() or any(path.glob("[!.]*.safetensors"))
 
 
 def open_published(folder: Path, *, whole: bool = True) -> Published:
