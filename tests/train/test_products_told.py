@@ -44,6 +44,12 @@ def test_what_was_not_measured_is_told_in_one_word_where_that_says_as_much(corpu
     assert several.line() == words
 
 
+def test_where_each_product_has_one_kernel_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where torch is built without oneDNN, on macOS say."""
+    monkeypatch.setattr(products.timing, "candidates", lambda *_: ["blas"])
+    assert products.Decision("fp32", Kernels(), "usual").line() == ""
+
+
 @pytest.mark.parametrize(
     ("kernel", "precision", "in_their_place"),
     [

@@ -95,7 +95,7 @@ class Decision:
         if self.kernels is None:
             return ""
         parts = [f"{_words(use)} {kernel}{self._rate(use, kernel)}" for use, kernel in self._shown()]
-        return f"{', '.join(parts)} ({WHY[self.how]})"
+        return f"{', '.join(parts)} ({WHY[self.how]})" if parts else ""
 
     def _shown(self) -> list[tuple[str, str]]:
         """Use and kernel, where there is more than one to choose from; all in one where that says as much."""
