@@ -18,7 +18,7 @@ from colonnade.planner.hardware import hardware
 from colonnade.planner.paper import walk
 from colonnade.planner.ranks import largest, plan_run
 from colonnade.planner.search import refusal
-from colonnade.planner.teacher_time import teacher_seconds
+from colonnade.planner.teacher_time import teacher_costs, teacher_seconds
 from colonnade.planner.timeline import play
 from colonnade.planner.unit_times import Costs, UnitCost
 from tests.parity.runs import Case, Way, configured
@@ -90,6 +90,14 @@ def test_a_search_asks_once_of_layouts_that_cut_a_teacher_alike(monkeypatch: pyt
         for way in ways
     ]
     assert found == [True, True, False, False] and asked == [(1, 1), (2, 1)]
+
+
+def test_a_teacher_that_could_read_longer_samples_takes_no_longer() -> None:
+    """It is asked about those of its student."""
+    config = configured(CASE, Way(micro_batch_size=2))
+    longer = config.model.model_copy(update={"seq_length": 8 * config.model.seq_length})
+    as_it_is, as_long = (teacher_costs(config, model, 37, Cost(MACHINE), "cuda") for model in (config.model, longer))
+    assert as_long == as_it_is
 
 
 def test_a_layout_that_the_teacher_cannot_be_cut_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

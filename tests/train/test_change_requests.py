@@ -417,6 +417,14 @@ def test_batches_that_change_one_after_another_are_phases_where_they_come(config
     assert at_once.train.global_batch_size == 8 and at_once.curriculum == began.curriculum
 
 
+def test_a_return_to_the_step_of_a_change_passes_over_its_batches_once(config: Path) -> None:
+    """Before the change: of what comes behind it nothing is missed."""
+    start = Expected(load(config), rollbacks=[Rollback(to=2, skip=2, passed=8)])
+    found = ahead(start, [batch(2, 8), batch(5, 6)])
+    assert [each.position for each in found.stages] == [0, 2 * 4 + 8, 2 * 4 + 8 + 3 * 8]
+    assert found.config.curriculum.tokens == (0, 16 * 16, 40 * 16)
+
+
 def test_behind_a_curriculum_another_batch_begins_at_the_tokens_of_its_step(config: Path) -> None:
     """Positions count pieces of four tokens."""
     phases = ["curriculum.tokens=[0, 64]", "curriculum.seq_length=[4, 16]", "curriculum.global_batch_size=[4, 4]"]

@@ -25,7 +25,7 @@ from colonnade.train.monitor import Monitor
 from colonnade.train.rollback import Rollback
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.rollbacks import by_hand, write
-from colonnade.train.run_folder import CHANGES, COPIES
+from colonnade.train.run_folder import CHANGES, COPIES, ROLLBACKS
 from colonnade.train.run_record import pack, unpack
 from colonnade.train.uploads import Uploads
 from tests import tiny
@@ -471,6 +471,16 @@ def test_checkpoints_of_a_course_that_was_left_elsewhere_go_when_its_record_come
     assert saved_steps(run) == [2, 5, 6] and not (run / COPIES).exists()
     said = f"{checkpoints / 'step_00000004'} is of a course that a rollback elsewhere has left: it is deleted.\n"
     assert said in capsys.readouterr().out and sorted(path.name for path in checkpoints.iterdir())[0] == "step_00000002"
+
+
+def test_copies_in_memory_go_where_a_newer_checkpoint_comes(finished: Finished, store: Path, tmp_path: Path) -> None:
+    """Also of a run that has never returned: the run goes on from what has come."""
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    shutil.rmtree(run / "checkpoints" / "step_00000006")
+    (run / COPIES).write_text("the start before")
+    config = load(finished.config, [f"run.folder={run}", f"checkpoint.upload_to=file://{store}"])
+    fetched.fetch(config, lambda record: config, probe=False, dry_run=False)
+    assert saved_steps(run)[-1] == 6 and not (run / COPIES).exists() and not (run / ROLLBACKS).exists()
 
 
 def test_nor_is_a_second_one_with_the_same_options(

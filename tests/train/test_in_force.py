@@ -158,11 +158,14 @@ def test_killed_behind_a_change_and_returned_to_before_it(serial: Path, blended:
 def test_behind_a_change_a_run_saves_in_the_background_with_the_group_that_it_has(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each group has connections to all ranks, which stay open as long as the run."""
+    """Each group has connections to all ranks, which stay open as long as the run. Ranks wait in it for a slow disk,
+    however short a time they wait for a step.
+    """
     made = list[float]()
     monkeypatch.setattr(loop, "background_group", made.append)
     changes(tmp_path / "run", {"change": {"optim.learning_rate": 3e-3}, "at": 1})
-    answer = here("train", config, "checkpoint.asynchronous=true", "train.steps=2", "train.evaluate_every=0")
+    keys = ("checkpoint.asynchronous=true", "train.timeout=60", "train.steps=2", "train.evaluate_every=0")
+    answer = here("train", config, *keys)
     assert answer.status == 0 and "Changed behind step 1" in answer.out, answer
     assert made == [1800.0]
 

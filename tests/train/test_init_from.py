@@ -356,6 +356,22 @@ def test_a_run_asks_for_tokens_alike_whether_or_not_it_may_resize(
     init_from._check_tokenizer(origin, SimpleNamespace(tokenizer=None), resize=resize)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("shapes", "is_drawn"),
+    [
+        ({"table": (40, 8), "bias": (8,)}, False),
+        ({"table": (48, 8), "bias": (8,), "other": (2,)}, False),
+        ({"table": (32, 8), "bias": (8,)}, True),
+        ({"table": (40, 8)}, True),
+    ],
+)
+def test_of_weights_that_lack_some_or_rows_of_them_the_rest_is_drawn(
+    shapes: dict[str, tuple[int, ...]], is_drawn: bool, tmp_path: Path
+) -> None:
+    origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, None, tmp_path, lambda _: None, nothing_published)
+    assert origin.leaves_drawn({"table": Weight("table", (40, 8)), "bias": Weight("bias", (8,))}) == is_drawn
+
+
 def test_a_frozen_weight_of_another_size_is_not_the_bases(tmp_path: Path) -> None:
     """Rows of it were drawn: a run with adapters saves it."""
     weights = {name: Weight(name, (3, 2), is_frozen=name != "trained") for name in ("same", "grown", "new", "trained")}

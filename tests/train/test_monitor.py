@@ -143,7 +143,7 @@ def test_steps_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
     assert written(tmp_path) == [] and not list(tmp_path.glob("*.partial"))
 
 
-@pytest.mark.parametrize(("last", "said"), [(0, "has no step"), (2, "ends with step 2")])
+@pytest.mark.parametrize(("last", "said"), [(0, "has no step"), (2, "ends with step 2"), (3, "ends with step 3")])
 def test_numbers_that_are_lost_are_told_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], last: int, said: str
 ) -> None:

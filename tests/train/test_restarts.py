@@ -195,6 +195,21 @@ def test_that_has_an_end(fake: Any, capsys: pytest.CaptureFixture[str], monkeypa
     assert status == 2 and len(made.started) == 2
 
 
+def test_a_disk_that_refuses_now_and_then_ends_no_run_that_saves_meanwhile(
+    fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long after the first time: each time it is waited out as if it were the only one."""
+    now = [0.0]
+
+    def full(run: Path) -> Ended:
+        now[0] += 60.0
+        return after(refused(), int(now[0]))(run)
+
+    monkeypatch.setattr(restarts, "SaveRetries", partial(SaveRetries, clock=lambda: now[0]))
+    status, made = fake(after(killed(2), 10), *[full] * 4, after(DONE, 300), keys=["checkpoint.retry_for=100"])
+    assert status == 0 and made.slept == [0.0, *[10.0] * 4]
+
+
 def test_a_disk_that_refuses_the_first_start_is_told_at_once(fake: Any) -> None:
     """Whatever steps an earlier run has left there."""
     for before in (DONE, killed(2)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tomllib
 from collections.abc import Callable
@@ -68,13 +69,26 @@ def test_points_are_not_mixed_with_those_of_a_folder_that_was_overwritten(
     assert run_points(sweep_of(tmp_path, [1, 2], key, published), running()) == 0, "what is gone is no other"
 
 
-def test_a_folder_that_is_overwritten_while_a_sweep_runs_is_told_at_its_end(published: Path, tmp_path: Path) -> None:
-    """With the points that had begun before: run anew, they stand beside the others."""
+@pytest.mark.parametrize("content", [b"later", b"WEIGHTS"])
+def test_a_folder_that_is_overwritten_while_a_sweep_runs_is_told_at_its_end(
+    content: bytes, published: Path, tmp_path: Path
+) -> None:
+    """By as many bytes too. With the points that had begun before: run anew, they stand beside the others."""
     weights = published / "model.safetensors"
+    os.utime(weights, (0, 0))  # within a tick of its clock a file system gives two writes the same time
     with pytest.raises(ConfigError, match="other content\n    in seed-1\n"):
-        run_points(sweep_of(tmp_path, [1, 2], INIT_FROM, published), running(lambda: weights.write_bytes(b"later")))
+        run_points(sweep_of(tmp_path, [1, 2], INIT_FROM, published), running(lambda: weights.write_bytes(content)))
     shutil.rmtree(tmp_path / "runs" / "seed-1")
     assert run_points(sweep_of(tmp_path, [1, 2], INIT_FROM, published), running()) == 0
+
+
+def test_points_that_go_on_are_held_against_what_they_began_with(published: Path, tmp_path: Path) -> None:
+    """Not against what lay there when they went on."""
+    for seed in (1, 2):
+        assert run_points(sweep_of(tmp_path, [seed], INIT_FROM, published), running(status=130)) == 130
+    weights = published / "model.safetensors"
+    with pytest.raises(ConfigError, match="other content\n    in all points\n"):
+        run_points(sweep_of(tmp_path, [1, 2], INIT_FROM, published), running(lambda: weights.write_bytes(b"later")))
 
 
 @pytest.mark.parametrize("record", ["", '{"WHAT": "x"}', '{"WHAT": {"model', "[]"])
