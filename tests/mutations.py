@@ -9894,7 +9894,7 @@ MUTATIONS = [
     Mutation(
         "containers with one host name number their processes together",
         "mesh/process.py",
-        "return f\"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}\"",
+        'return f"{socket.gethostname()} {numbering()}".rstrip()',
         "return socket.gethostname()",
         ("tests/mesh/test_process.py",),
     ),
@@ -10975,6 +10975,13 @@ MUTATIONS = [
         "lock.py",
         "(has_it and not is_first) or",
         "has_it or",
+        ("tests/test_lock.py",),
+    ),
+    Mutation(
+        "without flock, a process of another container counts as dead by its number",
+        "lock.py",
+        'if self.host != socket.gethostname() or self.space not in ("", numbering()):',
+        "if self.host != socket.gethostname():",
         ("tests/test_lock.py",),
     ),
     Mutation(

@@ -115,6 +115,24 @@ def test_without_the_kernels_locks_the_dead_of_this_machine_are_known(tmp_path: 
 
 @pytest.mark.parametrize("kind", ["no flock"], indirect=True)
 @pytest.mark.usefixtures("kind")
+def test_without_the_kernels_locks_nothing_is_known_of_another_container_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes have numbers of their own there, and here others have them."""
+    left = json.dumps(holder(2**22 + 1, "1", space="pid:[4]")._asdict())
+    (tmp_path / "lock").write_text(left)
+    monkeypatch.setattr(os, "readlink", lambda path: "pid:[7]")
+    with pytest.raises(LockError, match="in use by `train`"), locked(tmp_path, "new"):
+        pass
+    assert is_held(tmp_path) and (tmp_path / "lock").read_text() == left
+    monkeypatch.setattr(os, "readlink", lambda path: "pid:[4]")
+    with locked(tmp_path, "new"):
+        found = holder_of(tmp_path)
+        assert found is not None and (found.purpose, found.space) == ("new", "pid:[4]")
+
+
+@pytest.mark.parametrize("kind", ["no flock"], indirect=True)
+@pytest.mark.usefixtures("kind")
 def test_of_two_that_see_the_same_dead_holder_one_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,8 @@ The lock is the kernel's (`flock` of FOLDER/lock): it goes with the processes th
 that a dead holder left can block. NFS and Lustre mounted with `flock` keep it between machines, as do most parallel
 file systems; a mount that keeps locks to itself (NFS with `nolock` or `local_lock`, Lustre with `localflock`) shows it
 to the processes of one machine only. Where a file system has no such locks, the file itself is the lock: made
-exclusively, and taken from a holder that is known to be dead, which can be told of holders on this machine only.
+exclusively, and taken from a holder that is known to be dead, which can be told of holders on this machine, and in
+this container, only.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from colonnade.errors import NOT_OFFERED, LockError, names
-from colonnade.proc import stat_of
+from colonnade.proc import numbering, stat_of
 
 NAME = "lock"
 _PATIENCE_SECONDS = 10.0  # for the children of a holder that was killed
@@ -49,14 +50,16 @@ class Holder(NamedTuple):
     """When it took the lock: local time, ISO 8601."""
     user: str = ""
     """Whose process it is."""
+    space: str = ""
+    """Where its number holds: a container on the same host may count its processes itself."""
 
     def __str__(self) -> str:
         whose = f" of user {self.user}" if self.user else ""
         return f"`{self.purpose}`, process {self.pid}{whose} on {self.host}, since {self.since}"
 
     def is_dead(self) -> bool:
-        """Whether it is known to have ended. Of another machine's processes nothing is known."""
-        if self.host != socket.gethostname():
+        """Whether it is known to have ended. Of processes of another machine, or container, nothing is known."""
+        if self.host != socket.gethostname() or self.space not in ("", numbering()):
             return False
         return not _is_alive(self.pid) or (self.born != "" and self.born != _born(self.pid))
 
@@ -143,7 +146,7 @@ def holder_of(folder: Path, *, name: str = NAME) -> Holder | None:
     """Who holds a folder, as its file says; None where there is no such file, or nothing in it."""
     try:
         content = json.loads((folder / name).read_bytes())
-        return Holder(**{field: content[field] for field in Holder._fields if field != "user" or field in content})
+        return Holder(**{field: content[field] for field in Holder._fields if field in content})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -254,7 +257,8 @@ def _write(path: Path, descriptor: int, purpose: str) -> None:
     """Say who has the lock at `path`, to whose file this descriptor leads."""
     pid = os.getpid()
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    content = json.dumps(Holder(purpose, socket.gethostname(), pid, _born(pid), since, _user())._asdict()) + "\n"
+    holder = Holder(purpose, socket.gethostname(), pid, _born(pid), since, _user(), numbering())
+    content = json.dumps(holder._asdict()) + "\n"
     with names(path):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, content.encode(), 0)

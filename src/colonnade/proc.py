@@ -1,5 +1,6 @@
 """What Linux tells of a process in /proc."""
 
+import os
 from pathlib import Path
 
 
@@ -8,3 +9,13 @@ def stat_of(pid: int) -> list[str]:
     brackets and blanks in it, and bytes that are not UTF-8. OSError where there is no such process, or no /proc.
     """
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii").split()
+
+
+def numbering() -> str:
+    """Which numbering of processes this one is in: a container may have its own under its host's name. Empty where the
+    system does not say.
+    """
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""

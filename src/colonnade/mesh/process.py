@@ -5,7 +5,7 @@ import signal
 import socket
 from dataclasses import dataclass
 
-from colonnade.proc import stat_of
+from colonnade.proc import numbering, stat_of
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,4 @@ def _state(pid: int) -> tuple[str, str]:
 
 def _host() -> str:
     """This machine and, in a container, its own numbering of processes."""
-    try:
-        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return socket.gethostname()
+    return f"{socket.gethostname()} {numbering()}".rstrip()
