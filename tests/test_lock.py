@@ -246,6 +246,26 @@ def test_another_users_process_is_alive(monkeypatch: pytest.MonkeyPatch) -> None
     assert not found.is_dead()
 
 
+def test_another_users_process_that_is_hidden_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /proc mounted with hidepid, the way of clusters, hides it."""
+
+    def hidden(pid: int) -> list[str]:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(module, "stat_of", hidden)
+    assert not holder(os.getpid(), "1").is_dead() and holder(2**22 + 1, "1").is_dead()
+
+
+def test_a_system_without_proc_has_locks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(pid: int) -> list[str]:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(module, "stat_of", missing)
+    with locked(tmp_path, "a test"):
+        found = holder_of(tmp_path)
+        assert found is not None and found.born == "" and not found.is_dead()
+
+
 def test_where_the_kernel_tells_no_birth_a_number_is_believed() -> None:
     assert not holder(os.getpid(), "").is_dead() and holder(os.getpid(), "1").is_dead()
     assert not holder(2**22 + 1, "1", host="elsewhere").is_dead(), "nothing is known of other machines"

@@ -61,7 +61,10 @@ class Holder(NamedTuple):
         """Whether it is known to have ended. Of processes of another machine, or container, nothing is known."""
         if self.host != socket.gethostname() or self.space not in ("", numbering()):
             return False
-        return not _is_alive(self.pid) or (self.born != "" and self.born != _born(self.pid))
+        try:
+            return self.born not in ("", _born(self.pid))
+        except OSError:  # gone, or hidden: another user's, where /proc is mounted with hidepid
+            return not _is_alive(self.pid)
 
 
 class Lock:
@@ -257,7 +260,11 @@ def _write(path: Path, descriptor: int, purpose: str) -> None:
     """Say who has the lock at `path`, to whose file this descriptor leads."""
     pid = os.getpid()
     since = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    holder = Holder(purpose, socket.gethostname(), pid, _born(pid), since, _user(), numbering())
+    try:
+        born = _born(pid)
+    except OSError:  # a system without /proc
+        born = ""
+    holder = Holder(purpose, socket.gethostname(), pid, born, since, _user(), numbering())
     content = json.dumps(holder._asdict()) + "\n"
     with names(path):
         os.ftruncate(descriptor, 0)
@@ -282,12 +289,9 @@ def _is_alive(pid: int) -> bool:
 
 
 def _born(pid: int) -> str:
-    """Clock ticks from the machine's start to the process's, where the kernel tells (proc(5), field 22 of stat); of
-    one that is dead and not yet waited for, nothing."""
-    try:
-        fields = stat_of(pid)
-    except OSError:
-        return ""
+    """Clock ticks from the machine's start to the process's (proc(5), field 22 of stat); of one that is dead and not
+    yet waited for, nothing. OSError where the kernel does not tell."""
+    fields = stat_of(pid)
     return "" if fields[0] in "ZX" else fields[19]
 
 
