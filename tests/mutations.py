@@ -1476,8 +1476,8 @@ MUTATIONS = [
     Mutation(
         "a lock of a file that is gone is held",
         "lock.py",
-        "        if _is_that_file(path, descriptor):\n            try:",
-        "        if True:\n            try:",
+        "            if _is_that_file(path, descriptor):\n                if may_write:",
+        "            if True:\n                if may_write:",
         ("tests/test_lock.py",),
     ),
     Mutation(

@@ -435,6 +435,66 @@ def test_who_looks_whether_a_folder_is_held_hinders_nobody(tmp_path: Path, monke
         assert is_held(tmp_path)
 
 
+@pytest.fixture
+def unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of this folder whose owner may not write them are another user's: root could write them as well."""
+    opened = os.open
+
+    def refusing(path: Any, flags: int, *mode: int) -> int:
+        is_ours = not os.path.exists(path) or os.stat(path).st_mode & 0o200
+        if Path(path).parent == tmp_path and flags & os.O_RDWR and not is_ours:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(module.os, "open", refusing)
+
+
+def test_the_umask_decides_who_may_take_what_a_killed_holder_has_left(tmp_path: Path, kind: str) -> None:
+    before = os.umask(0o002)
+    try:
+        with locked(tmp_path, "test"):
+            assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o664
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.usefixtures("unwritable")
+def test_what_another_user_has_left_is_removed_where_nobody_holds_it(tmp_path: Path, kind: str) -> None:
+    """The folder is shared, the file is not: it was made with a strict umask."""
+    before = len(os.listdir("/dev/fd"))
+    (tmp_path / "lock").write_text(json.dumps(holder(2**22 + 1, "1")._asdict()))
+    (tmp_path / "lock").chmod(0o444)
+    with locked(tmp_path, "mine"):
+        found = holder_of(tmp_path)
+        assert found is not None and found.purpose == "mine"
+    assert not list(tmp_path.iterdir()) and len(os.listdir("/dev/fd")) == before
+
+
+@pytest.mark.usefixtures("unwritable")
+def test_who_has_the_folder_is_said_also_where_its_lock_may_not_be_written(tmp_path: Path, kind: str) -> None:
+    with locked(tmp_path, "of another user"):
+        (tmp_path / "lock").chmod(0o444)
+        with pytest.raises(LockError, match=f"{tmp_path} is in use by `of another user`"), locked(tmp_path, "mine"):
+            pass
+        assert (tmp_path / "lock").exists()
+        (tmp_path / "lock").chmod(0o644)
+
+
+@pytest.mark.usefixtures("unwritable")
+def test_a_lock_that_can_neither_be_written_nor_taken_is_refused_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS locks for one process alone what may be written."""
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    (tmp_path / "lock").touch(0o444)
+    monkeypatch.setattr(module.fcntl, "flock", refused)
+    with pytest.raises(PermissionError, match=rf"Permission denied: '{tmp_path}/lock'"), locked(tmp_path, "test"):
+        pass
+
+
 def test_a_disk_without_room_for_the_lock_names_it(tmp_path: Path) -> None:
     """And it can be taken when there is room again."""
     with room_for(0), pytest.raises(OSError, match="File too large") as full, locked(tmp_path, "test"):

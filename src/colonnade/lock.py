@@ -180,7 +180,7 @@ def is_held(folder: Path, *, name: str = NAME) -> bool:
 def _take(path: Path, purpose: str, refusal: _Refusal) -> Lock:
     end, is_first = time.monotonic() + _PATIENCE_SECONDS, True
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor, may_write = _open(path)
         try:
             with names(path):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -188,6 +188,8 @@ def _take(path: Path, purpose: str, refusal: _Refusal) -> Lock:
             os.close(descriptor)
             if error.errno in _NO_LOCKS:
                 return _take_file(path, purpose, refusal)
+            if error.errno == errno.EBADF and not may_write:  # NFS wants a file that may be written
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from None
             if not isinstance(error, BlockingIOError):
                 raise
             holder = holder_of(path.parent, name=path.name)
@@ -197,20 +199,33 @@ def _take(path: Path, purpose: str, refusal: _Refusal) -> Lock:
             is_first = False
             time.sleep(_POLL_SECONDS)  # its children are just ending, or it was but looked at
             continue
-        if _is_that_file(path, descriptor):
-            try:
-                _write(path, descriptor, purpose)
-            except BaseException:
-                os.close(descriptor)
-                raise
-            return Lock(path, descriptor)
+        try:
+            if _is_that_file(path, descriptor):
+                if may_write:
+                    _write(path, descriptor, purpose)
+                    return Lock(path, descriptor)
+                path.unlink()  # of a holder who was killed
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)  # the holder before has just removed it
+
+
+def _open(path: Path) -> tuple[int, bool]:
+    """(the lock's file, made where it is missing; whether it may be written: not where another user has left it so)"""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), True
+    except PermissionError as error:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
+        except OSError:
+            raise error from None
 
 
 def _take_file(path: Path, purpose: str, refusal: _Refusal) -> Lock:
     """The lock where there is no flock: a file of our own, linked to the lock's name, which only one can do."""
     own = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}")
-    descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         _write(path, descriptor, purpose)
         try:
