@@ -3577,9 +3577,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a memory limit between a process' control group and the root is passed over",
-        "train/machine.py",
-        "(root / own, *(root / own).parents)",
-        "(root / own, root)",
+        "control_groups.py",
+        "(place, *place.parents)",
+        "(place, top)",
         ("tests/planner/test_banner.py",),
     ),
     Mutation(
@@ -6035,10 +6035,17 @@ MUTATIONS = [
     ),
     Mutation(
         "the memory limit of a job's own control group is passed over",
-        "train/machine.py",
-        "for folder in (root / own, *(root / own).parents):",
-        "for folder in (root / own).parents:",
+        "control_groups.py",
+        "for folder in (place, *place.parents):",
+        "for folder in place.parents:",
         ("tests/planner/test_banner.py",),
+    ),
+    Mutation(
+        "a memory limit by a control group of version 1 is none",
+        "control_groups.py",
+        ' or _lines(folder / "memory.limit_in_bytes")',
+        "",
+        ("tests/test_control_groups.py",),
     ),
     Mutation(
         "what one rank will take is compared with what is free for all ranks of a machine",
@@ -7627,8 +7634,8 @@ MUTATIONS = [
     Mutation(
         "free memory is that of the group with the smallest limit",
         "train/machine.py",
-        "    return min([machine, *_control_groups()])\n",
-        "    return min([machine, *_control_groups()], key=lambda each: each[1])\n",
+        "    return min([machine, *memory_limits()])\n",
+        "    return min([machine, *memory_limits()], key=lambda each: each[1])\n",
         ("tests/planner/test_banner.py",),
     ),
     Mutation(

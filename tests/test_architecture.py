@@ -10,7 +10,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "colonnade"
 FILES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
-    {"errors", "proc", ""},
+    {"errors", "proc", "control_groups", ""},
     {
         "config",
         "lock",

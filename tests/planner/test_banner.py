@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from colonnade import control_groups
 from colonnade.architecture.parts import trained_architecture
 from colonnade.config.load import load, loads
 from colonnade.config.numbers import amount
@@ -374,7 +375,8 @@ def test_a_limit_of_a_control_group_bounds_what_is_free_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str
 ) -> None:
     """As a batch system sets one for a job: not for the whole machine or container, nor for each of its steps."""
-    monkeypatch.setattr(machine, "Path", lambda path: tmp_path / path.lstrip("/"))
+    for module in (machine, control_groups):
+        monkeypatch.setattr(module, "Path", lambda path: tmp_path / path.lstrip("/"))
     for path, text in {
         "proc/meminfo": "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n",
         "proc/self/cgroup": f"0::/{own}\n",

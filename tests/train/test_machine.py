@@ -54,44 +54,11 @@ def test_cores_are_those_of_the_machine_and_threads_those_of_a_rank(monkeypatch:
 
 
 def test_free_memory_is_told_in_bytes_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "memory_limits", list)
     told = ["MemTotal:       16000 kB", "MemFree:         1000 kB", "MemAvailable:    9000 kB", ""]
     monkeypatch.setattr(machine, "_lines", lambda path: told if path == Path("/proc/meminfo") else [])
     assert free_memory(CPU) == (9000 * 1024, 16000 * 1024)
+    monkeypatch.setattr(machine, "memory_limits", lambda: [(7000, 8000), (2**63 - 4096, 2**63 - 1)])
+    assert free_memory(CPU) == (7000, 8000)
     monkeypatch.setattr(machine, "_lines", lambda path: [])
     assert free_memory(CPU) is None
-
-
-@pytest.mark.parametrize(("used", "free"), [(1000, (2000, 3000)), (3000, (0, 3000)), (3500, (0, 3000))])
-def test_a_group_of_processes_may_take_what_is_left_below_its_limit(
-    used: int, free: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing where it has been lowered meanwhile; of groups within each other the one with the least counts."""
-    files = {
-        "/proc/meminfo": ["MemTotal: 16000 kB", "MemAvailable: 9000 kB"],
-        "/proc/self/cgroup": ["0::/jobs/mine"],
-        "/sys/fs/cgroup/jobs/mine/memory.max": ["3000"],
-        "/sys/fs/cgroup/jobs/mine/memory.current": [str(used)],
-        "/sys/fs/cgroup/jobs/memory.max": ["5000"],
-        "/sys/fs/cgroup/jobs/memory.current": ["2500"],
-        "/sys/fs/cgroup/memory.max": ["max"],
-        "/sys/fs/cgroup/memory.current": ["4000"],
-    }
-    monkeypatch.setattr(machine, "_lines", lambda path: files.get(str(path), []))
-    assert free_memory(CPU) == free
-
-
-@pytest.mark.parametrize(("used", "free"), [(63, 62), (64, 61), (70, 55), (20, 64)])
-def test_what_files_have_in_memory_is_free(used: int, free: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for those of a file system in memory; numbers of used memory may be older than those of files."""
-    files = {
-        "/proc/meminfo": [f"MemTotal: {1 << 30} kB", f"MemAvailable: {1 << 30} kB"],
-        "/proc/self/cgroup": ["0::/"],
-        "/sys/fs/cgroup/memory.max": [str(64 << 30)],
-        "/sys/fs/cgroup/memory.current": [str(used << 30)],
-        "/sys/fs/cgroup/memory.stat": [
-            *(f"anon {1 << 30}", f"file {62 << 30}", f"shmem {1 << 30}"),
-            *(f"inactive_file {60 << 30}", f"active_file {1 << 30}", "workingset_refault_file 7"),
-        ],
-    }
-    monkeypatch.setattr(machine, "_lines", lambda path: files.get(str(path), []))
-    assert free_memory(CPU) == (free << 30, 64 << 30)

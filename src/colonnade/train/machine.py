@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from colonnade.config.numbers import counted
+from colonnade.control_groups import memory_limits
 from colonnade.launch import launch
 
 _UNITS = ("avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm")  # beginnings of flags in /proc/cpuinfo
@@ -59,30 +60,7 @@ def free_memory(device: torch.device) -> Free | None:
     if "MemAvailable" not in table:
         return None
     machine = int(table["MemAvailable"]) * 1024, int(table["MemTotal"]) * 1024
-    return min([machine, *_control_groups()])
-
-
-def _control_groups() -> list[Free]:
-    """Of each control group (version 2) with a limit that this process is in: containers and batch systems set them.
-
-    What files have in memory counts as used there and is taken back where memory is asked for.
-    """
-    root, found = Path("/sys/fs/cgroup"), []
-    own = next((line.split("::/", 1)[1] for line in _lines(Path("/proc/self/cgroup")) if "::/" in line), "")
-    for folder in (root / own, *(root / own).parents):
-        limit, used = _lines(folder / "memory.max"), _lines(folder / "memory.current")
-        if limit and used and limit[0].isdecimal():
-            kept = max(int(used[0]) - _of_files(_lines(folder / "memory.stat")), 0)
-            found.append((max(int(limit[0]) - kept, 0), int(limit[0])))
-        if folder == root:
-            break
-    return found
-
-
-def _of_files(lines: list[str]) -> int:
-    """[bytes] Of the page cache, by a group's memory.stat; what lies in a file system in memory is not of it."""
-    table = dict(line.partition(" ")[::2] for line in lines)
-    return sum(int(table.get(name, 0)) for name in ("inactive_file", "active_file"))
+    return min([machine, *memory_limits()])
 
 
 def _lines(path: Path) -> list[str]:

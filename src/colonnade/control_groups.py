@@ -1,0 +1,53 @@
+"""What Linux leaves this process of its machine: containers and batch systems put limits on groups of processes
+(cgroups(7), both versions; limits of the groups around a group hold in it too).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def memory_limits() -> list[tuple[int, int]]:
+    """[bytes] (free, in all) of each group with a limit that this process is in; where there is none, version 1 has a
+    number larger than any memory.
+
+    What files have in memory counts as used there and is taken back where memory is asked for.
+    """
+    found = []
+    for folder in _groups("memory"):
+        limit = _lines(folder / "memory.max") or _lines(folder / "memory.limit_in_bytes")
+        used = _lines(folder / "memory.current") or _lines(folder / "memory.usage_in_bytes")
+        if limit and used and limit[0].isdecimal():
+            kept = max(int(used[0]) - _of_files(_lines(folder / "memory.stat")), 0)
+            found.append((max(int(limit[0]) - kept, 0), int(limit[0])))
+    return found
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """The folders of the groups that this process is in, from its own to the outermost that is shown here: those of
+    version 2, and those in which version 1 has a controller. In a container not all need be there.
+    """
+    root = Path("/sys/fs/cgroup")
+    for line in _lines(Path("/proc/self/cgroup")):
+        _, controllers, own = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = root / controller if controllers else root
+        place = top / own.lstrip("/")
+        for folder in (place, *place.parents):
+            yield folder
+            if folder == top:
+                break
+
+
+def _of_files(lines: list[str]) -> int:
+    """[bytes] Of the page cache, by a group's memory.stat; what lies in a file system in memory is not of it."""
+    table = dict(line.partition(" ")[::2] for line in lines)
+    whole = "total_" if "total_inactive_file" in table else ""  # version 1 tells of a group without those in it as well
+    return sum(int(table.get(f"{whole}{name}", 0)) for name in ("inactive_file", "active_file"))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
