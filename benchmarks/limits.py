@@ -21,9 +21,9 @@ import torch
 from benchmarks.colonnade_step import reference_config
 from benchmarks.peers.reference import REPLICATED, Task
 from colonnade.architecture.families import architecture_of
+from colonnade.control_groups import num_cores
 from colonnade.kernels.timing import Slices, measure
 from colonnade.launch.freed_memory import keep_freed_memory
-from colonnade.launch.launch import num_cores
 from colonnade.model.precision import DTYPES
 from colonnade.train.products import LARGEST, prepare_here
 

@@ -9732,10 +9732,17 @@ MUTATIONS = [
     ),
     Mutation(
         "cores that this process may not use are counted",
-        "corpus/executors.py",
+        "control_groups.py",
         'return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1',
         "return os.cpu_count() or 1",
-        ("tests/corpus/test_executors.py",),
+        ("tests/test_control_groups.py",),
+    ),
+    Mutation(
+        "a quota of processor time is none",
+        "control_groups.py",
+        "return num_cores_to_run_on() if quota is None else max(1, math.ceil(quota))",
+        "return num_cores_to_run_on()",
+        ("tests/test_control_groups.py",),
     ),
     Mutation(
         "a place in a zipped file is sought by its whence",

@@ -1,11 +1,12 @@
 """What is left of a machine to this process by the control groups that it is in."""
 
+import os
 from collections.abc import Callable
 
 import pytest
 
 from colonnade import control_groups
-from colonnade.control_groups import memory_limits
+from colonnade.control_groups import core_quota, memory_limits, num_cores, num_cores_to_run_on
 
 
 @pytest.fixture
@@ -77,4 +78,46 @@ def test_groups_of_version_1_have_limits_too(told: Callable[..., None], place: s
 
 def test_a_system_without_groups_has_no_limits(told: Callable[..., None]) -> None:
     told({})
-    assert memory_limits() == []
+    assert memory_limits() == [] and core_quota() is None
+
+
+@pytest.mark.parametrize(("there", "cores"), [(7, 7), (None, 1)])
+def test_cores_are_those_that_this_process_may_run_on_or_all_where_that_is_not_told(
+    there: int | None, cores: int, told: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told({"/proc/self/cgroup": VERSION_1, "/sys/fs/cgroup/cpu.max": "max 100000\n"})
+    monkeypatch.setattr(os, "cpu_count", lambda: there)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 5}, raising=False)
+    assert (num_cores(), num_cores_to_run_on()) == (3, 3)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert (num_cores(), num_cores_to_run_on()) == (cores, cores)
+
+
+@pytest.mark.parametrize(
+    ("files", "quota", "cores"),
+    [
+        ({"job/step/cpu.max": "max 100000", "job/cpu.max": "150000 100000"}, 1.5, 2),
+        ({"job/step/cpu.max": "5000 100000", "job/cpu.max": "200000 100000"}, 0.05, 1),
+        ({"job/step/cpu.max": "400000 100000"}, None, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None, 3),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "25000"}, 2.0, 2),
+    ],
+    ids=["of a job", "less than a core", "more than its cores", "none in version 1", "version 1"],
+)
+def test_a_quota_of_time_is_as_many_cores_as_have_it(
+    files: dict[str, str],
+    quota: float | None,
+    cores: int,
+    told: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rounded up: what is left of a core is used as well. Containers and batch systems set one."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 2, 5}, raising=False)
+    told(
+        {
+            "/proc/self/cgroup": "2:cpu,cpuacct:/docker/7f\n0::/job/step\n",
+            **{f"/sys/fs/cgroup/{path}": f"{text}\n" for path, text in files.items()},
+        }
+    )
+    assert (core_quota(), num_cores()) == (quota, cores)
+    assert num_cores_to_run_on() == 3

@@ -265,7 +265,7 @@ def overlap_command(
     By the share of its n-grams.
     """
     with extra_data():
-        from colonnade.corpus.executors import num_cores
+        from colonnade.control_groups import num_cores
         from colonnade.data.overlap import holds_tokens, overlap
     if tokenizer is not None and not holds_tokens(corpus):
         raise ConfigError(f"--tokenizer is of a token file, and {corpus} is the prefix of none. Leave it out.")

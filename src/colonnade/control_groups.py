@@ -1,9 +1,35 @@
-"""What Linux leaves this process of its machine: containers and batch systems put limits on groups of processes
+"""What the system leaves this process of its machine: containers and batch systems put limits on groups of processes
 (cgroups(7), both versions; limits of the groups around a group hold in it too).
 """
 
+import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def num_cores() -> int:
+    """CPU cores that this process may use: those that it may run on, or as many as have the time that it is given."""
+    quota = core_quota()
+    return num_cores_to_run_on() if quota is None else max(1, math.ceil(quota))
+
+
+def num_cores_to_run_on() -> int:
+    """CPU cores on which the system may put this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def core_quota() -> float | None:
+    """[cores] As many as have the time that this process is given with all others of its groups; None where that is
+    all cores that it may run on.
+    """
+    found = []
+    for folder in _groups("cpu"):
+        version_1 = [*_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
+        quota, _, period = " ".join(_lines(folder / "cpu.max") or version_1).partition(" ")
+        if quota.isdecimal():
+            found.append(int(quota) / int(period))
+    return min((quota for quota in found if quota < num_cores_to_run_on()), default=None)
 
 
 def memory_limits() -> list[tuple[int, int]]:

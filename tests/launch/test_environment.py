@@ -140,14 +140,6 @@ def test_where_caches_lie(environment: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert launch.cache_folder() is None
 
 
-def test_cores_are_those_that_this_process_may_use(environment: pytest.MonkeyPatch) -> None:
-    environment.setattr(os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
-    assert launch.num_cores() == 3
-    environment.delattr(os, "sched_getaffinity")
-    environment.setattr(os, "cpu_count", lambda: None)
-    assert launch.num_cores() == 1
-
-
 @pytest.mark.parametrize(
     ("told", "ranks", "threads"),
     [(None, 2, 3), (None, 9, 1), ("", 1, 6), ("1", 2, 1), ("4", 2, 4), ("2,1", 1, 2), ("0", 1, 6), ("many", 1, 6)],

@@ -59,7 +59,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     }.items():
         monkeypatch.setattr(measure_hardware, name, value)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: calls.append(("threads", count)))
-    monkeypatch.setattr(measure_hardware.launch, "num_cores", lambda: 40)
+    monkeypatch.setattr(measure_hardware, "num_cores", lambda: 40)
     monkeypatch.setattr(
         measure_hardware.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 20_000_000}[name]
     )
@@ -99,7 +99,7 @@ def test_one_thread_is_timed_and_ranks_on_some_of_many_cores(asked: list[Any]) -
 
 def test_a_small_machine_is_timed_on_all_of_its_cores(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be less than nothing is nothing, and no more than all."""
-    monkeypatch.setattr(measure_hardware.launch, "num_cores", lambda: 2)
+    monkeypatch.setattr(measure_hardware, "num_cores", lambda: 2)
     strange = {"together": [0.5], "crowded": [1.0], "collectives": [5e-6, 3e-6, 1e-2]}
     monkeypatch.setattr(measure_hardware, "_on_ranks", lambda what, layout: strange[what])
     monkeypatch.setattr(measure_hardware, "attention_of", lambda *_: (5e11, 0.0))

@@ -48,9 +48,17 @@ def test_macos_names_a_processor_by_sysctl(said: str | None, name: str, monkeypa
 
 
 def test_cores_are_those_of_the_machine_and_threads_those_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.launch, "num_cores", lambda: 8)
+    monkeypatch.setattr(machine, "num_cores", lambda: 8)
+    monkeypatch.setattr(machine, "core_quota", lambda: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert cpu_cores() == "8 cores, 1 thread for each rank"
+
+
+def test_cores_that_a_control_group_keeps_back_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "num_cores", lambda: 2)
+    monkeypatch.setattr(machine, "core_quota", lambda: 1.5)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert cpu_cores() == "2 cores (a quota of 1.5), 2 threads for each rank"
 
 
 def test_free_memory_is_told_in_bytes_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

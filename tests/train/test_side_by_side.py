@@ -242,7 +242,7 @@ def test_a_signal_behind_the_last_one_interrupts_nothing(items: int, status: int
 
 def test_shares_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     config: Any = SimpleNamespace(train=SimpleNamespace(device="auto"), parallel=SimpleNamespace(num_ranks=2))
-    monkeypatch.setattr(launch, "num_cores", lambda: 4)
+    monkeypatch.setattr(start, "num_cores_to_run_on", lambda: 4)
     monkeypatch.setattr(start, "count_gpus", lambda: 0)
     start.check_shares(config, 4)
     with pytest.raises(ConfigError, match=r"sweep\.at_once = 5 runs would share 4 cores"):

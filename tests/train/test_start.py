@@ -552,7 +552,7 @@ def test_threads_that_are_set_are_those_of_a_point(config: Path, monkeypatch: py
 
 
 def test_a_point_is_checked_for_its_score_and_its_share(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "num_cores", lambda: 2)
+    monkeypatch.setattr(begin, "num_cores_to_run_on", lambda: 2)
     text = config.read_text()
 
     def check(lines: str) -> None:
@@ -572,7 +572,7 @@ def test_a_point_is_checked_for_its_score_and_its_share(config: Path, monkeypatc
 
 def test_runs_on_cpus_share_cores_though_there_are_gpus(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one run at a time has what it asks for, or is told by itself that there are too few."""
-    monkeypatch.setattr(launch, "num_cores", lambda: 4)
+    monkeypatch.setattr(begin, "num_cores_to_run_on", lambda: 4)
     monkeypatch.setattr(begin, "count_gpus", lambda: 1)
     on_gpus = load(config, ["train.device=cuda", "parallel.dp=2"])
     begin.check_shares(load(config, ["train.device=cpu", "parallel.dp=2"]), 4)

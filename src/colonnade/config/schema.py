@@ -251,8 +251,9 @@ class TrainConfig(Section):
     """[samples] At most this many validation samples are read in an evaluation, always the same ones. Of data.blend,
     those of each data set are read once more, for a loss of its own."""
     threads: Annotated[CountOrZero, MAY_CHANGE] = 0
-    """[threads] CPU threads of a rank. 0: what OMP_NUM_THREADS says, else the machine's cores, shared evenly by its
-    ranks. torchrun sets OMP_NUM_THREADS to 1 for several ranks by itself: there, 1 counts as unset."""
+    """[threads] CPU threads of a rank. 0: what OMP_NUM_THREADS says, else the machine's cores, or as many as
+    a control group gives the time of, shared evenly by its ranks. torchrun sets OMP_NUM_THREADS to 1 for several ranks
+    by itself: there, 1 counts as unset."""
     device: Annotated[Literal["auto", "cpu", "cuda"], MAY_CHANGE] = "auto"
     """Where to compute. auto: cuda where there is a GPU for each rank, else cpu."""
     products: Annotated[Literal["auto", "blas", "onednn", "native", "compiled"], MAY_CHANGE] = "auto"

@@ -12,7 +12,6 @@ import importlib
 import io
 import json
 import multiprocessing
-import os
 import shlex
 import sys
 from collections import Counter
@@ -25,6 +24,7 @@ from typing import Any
 
 from datatrove.executor.local import LocalPipelineExecutor
 
+from colonnade.control_groups import num_cores
 from colonnade.corpus.recipe import RunSection
 from colonnade.dependent import deaf_to_ctrl_c, end_with_parent
 from colonnade.errors import DataError
@@ -139,11 +139,6 @@ def _first_error(futures: Sequence[Future[None]]) -> None:
 def num_workers(run: RunSection) -> int:
     """Tasks that run at once on this machine."""
     return run.workers or num_cores()
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def local_executor(run: RunSection, pipeline: list[Any], *, tasks: int, log: Path, lock: Lock) -> LocalExecutor:

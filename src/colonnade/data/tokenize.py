@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -25,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from colonnade.config.numbers import counted, size_of_text
+from colonnade.control_groups import num_cores
 from colonnade.corpus.documents import BEGIN, Chunk, Rejected, chunks, look_at, parse
 from colonnade.corpus.folders import told_aside
 from colonnade.data.indexed import smallest_dtype
@@ -297,8 +297,7 @@ def _num_workers(asked: int | None, total_bytes: int) -> int:
         if asked < 1:
             raise DataError(f"workers = {asked}: at least one process has to do the work. Leave it out for one a core.")
         return asked
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, total_bytes // _BYTES_A_WORKER))
+    return max(1, min(num_cores(), total_bytes // _BYTES_A_WORKER))
 
 
 def end_of_document(tokenizer: Tokenizer) -> int:

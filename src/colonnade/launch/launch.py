@@ -30,6 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from colonnade.control_groups import num_cores
 from colonnade.errors import LayoutError, mistake, name_of
 from colonnade.launch import idle, process
 from colonnade.launch.board import Board, FolderBoard, StoreBoard, note, note_of_failure
@@ -239,11 +240,6 @@ def disconnect() -> None:
     note_failure(sys.exc_info()[1])  # before the other ranks lose their connection to this one
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-
-
-def num_cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def num_threads(num_ranks: int) -> int:

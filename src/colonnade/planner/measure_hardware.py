@@ -28,6 +28,7 @@ import torch
 from colonnade.config.describe import as_toml
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
+from colonnade.control_groups import num_cores
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.indexed import TokenFile
 from colonnade.data.sampler import EpochOrder
@@ -77,7 +78,7 @@ def measured_file() -> str:
     """A file for `plan --hardware`."""
     torch.set_num_threads(1)
     keep_freed_memory()  # as all ranks of runs do
-    products, cores = products_here(), launch.num_cores()
+    products, cores = products_here(), num_cores()
     roof = fitted(timed(torch.float32, products, SIZES))
     others = {name: dtype for name, dtype in DTYPES.items() if name != "fp32"}
     peaks = {name: peak_of(timed(dtype, products, LARGE), roof) for name, dtype in others.items()}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from colonnade import __version__
+from colonnade.control_groups import num_cores
 from colonnade.data.gpt_dataset import cut_of
 from colonnade.data.sidecar import hash_file
 from colonnade.errors import ConfigError, DataError
@@ -19,7 +20,6 @@ from colonnade.evaluation.passages import examples, read_passages
 from colonnade.evaluation.perplexity import Perplexity, perplexity_in_words
 from colonnade.evaluation.progress import Progress
 from colonnade.evaluation.wikitext import PAPER_STRIDE, PAPER_WINDOW, read_wikitext
-from colonnade.launch.launch import num_cores
 from colonnade.mesh.mesh import Mesh
 from colonnade.outputs import json_of
 from colonnade.serving.measured import Measured

@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 
 from colonnade.config.numbers import counted
-from colonnade.control_groups import memory_limits
-from colonnade.launch import launch
+from colonnade.control_groups import core_quota, memory_limits, num_cores
 
 _UNITS = ("avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm")  # beginnings of flags in /proc/cpuinfo
 Free = tuple[int, int]
@@ -47,8 +46,10 @@ def _name_on_macos() -> str:
 
 
 def cpu_cores() -> str:
-    """'2 cores, 1 thread for each rank'."""
-    return f"{counted(launch.num_cores(), 'core')}, {counted(torch.get_num_threads(), 'thread')} for each rank"
+    """'2 cores, 1 thread for each rank'; '2 cores (a quota of 1.5), …' where the process is given less time."""
+    quota = core_quota()
+    given = "" if quota is None else f" (a quota of {quota:.3g})"
+    return f"{counted(num_cores(), 'core')}{given}, {counted(torch.get_num_threads(), 'thread')} for each rank"
 
 
 def free_memory(device: torch.device) -> Free | None:

@@ -32,6 +32,7 @@ from colonnade.config.fitting import Fit
 from colonnade.config.load import MoreChecks, TomlFile, build, load, read_with
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
+from colonnade.control_groups import num_cores_to_run_on
 from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus
@@ -353,10 +354,10 @@ def check_shares(config: Config, shares: int) -> None:
     """ConfigError unless this machine has a core, or GPUs, for each of so many runs side by side."""
     gpus = None if config.train.device == "cpu" else count_gpus()
     if not gpus:
-        if shares > launch.num_cores():
+        if shares > (cores := num_cores_to_run_on()):
             raise ConfigError(
-                f"sweep.at_once = {shares} runs would share {counted(launch.num_cores(), 'core')}: each needs one. "
-                f"Use {launch.num_cores()} or less."
+                f"sweep.at_once = {shares} runs would share {counted(cores, 'core')}: each needs one. "
+                f"Use {cores} or less."
             )
     elif shares > 1 and shares * config.parallel.num_ranks > gpus:
         raise ConfigError(
