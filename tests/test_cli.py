@@ -276,6 +276,19 @@ except SystemExit:
     assert answer.stdout.endswith("\nTrue\n"), answer
 
 
+def test_no_command_ends_as_its_output_lacks_a_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, "ascii"))
+    monkeypatch.setattr(cli, "main", lambda: print("2 × café"))
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        runpy.run_module("colonnade", run_name="__main__")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    sys.stdout.flush()
+    assert out.getvalue() == rb"2 \xd7 caf\xe9" + b"\n"
+
+
 def test_every_command_ends_beside_threads_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that writes a checkpoint, while the interpreter ends, would abort the process."""
     ended: list[object] = []

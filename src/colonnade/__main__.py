@@ -9,7 +9,9 @@ def main() -> None:
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     from colonnade import cli
+    from colonnade.launch.process import print_what_it_lacks
 
+    print_what_it_lacks()
     cli.main()
 
 

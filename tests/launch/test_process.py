@@ -157,6 +157,7 @@ def test_output_that_is_closed_or_kept_by_others_stays_as_it_is(monkeypatch: pyt
     kept = io.StringIO()
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", kept)
+    process.print_what_it_lacks()
     process.outlive_readers()
     assert sys.stdout is None and sys.stderr is kept
 
@@ -166,6 +167,29 @@ def test_output_of_which_nobody_else_holds_the_descriptor_is_written() -> None:
     own = 'import os, sys; sys.stdout = os.fdopen(os.dup(1), "w")' + LINES
     done = subprocess.run([sys.executable, "-c", own], input="\n", capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (3, "line 0\nline 1\nline 2\n", "told\n")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "written"),
+    [
+        ("ascii", "strict", rb"\xe9 \u20ac \udcff"),
+        ("latin-1", "strict", b"\xe9 \\u20ac \\udcff"),
+        ("utf-8", "strict", b"\xc3\xa9 \xe2\x82\xac \\udcff"),
+        ("ascii", "surrogateescape", rb"\xe9 \u20ac \udcff"),
+        ("utf-8", "surrogateescape", b"\xc3\xa9 \xe2\x82\xac \xff"),
+        ("ascii", "replace", b"? ? ?"),
+    ],
+)
+def test_what_an_encoding_lacks_is_written_in_its_characters(
+    encoding: str, errors: str, written: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Letters, and what a file's name has that is no UTF-8; a name's own bytes where they can be told, and as somebody
+    has asked for."""
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding, errors))
+    process.print_what_it_lacks()
+    print("é € \udcff", end="", flush=True)
+    assert out.getvalue() == written
 
 
 @pytest.mark.parametrize("line_buffering", [True, False])

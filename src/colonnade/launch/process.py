@@ -32,6 +32,17 @@ def open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8", closefd=False))
 
 
+def print_what_it_lacks() -> None:
+    """Have standard output write characters that its encoding lacks as Python does on standard error, `\\xe9` for é:
+    that one cannot be written is no reason to end. Nothing where somebody has said how else to write them.
+    """
+    stream = sys.stdout
+    if isinstance(stream, io.TextIOWrapper) and (
+        stream.errors == "strict" or (stream.errors == "surrogateescape" and stream.encoding != "utf-8")
+    ):
+        stream.reconfigure(errors="backslashreplace")
+
+
 def allow_open_files() -> None:
     """Let this process, and what it starts, hold open as many files as the system lets it ask for: of 1,024, which is
     usual, a blend of 500 token files would take all. macOS calls unlimited more than it grants: half of it, then, or

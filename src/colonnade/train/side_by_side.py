@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from colonnade.dependent import end_with_parent
 from colonnade.errors import ColonnadeError, mistake
-from colonnade.launch.process import outlive_readers
+from colonnade.launch.process import outlive_readers, print_what_it_lacks
 from colonnade.launch.supervisor import UNFINISHED
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -128,6 +128,7 @@ def _run(run: Run, config: Path, share: Share, log: Path) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
             os.dup2(file.fileno(), stream.fileno())
+    print_what_it_lacks()
     outlive_readers()
     try:
         status = run(config, share)
