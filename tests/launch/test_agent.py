@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from colonnade.config.restarts import RestartsConfig
 from colonnade.launch import agent
 from colonnade.mesh.process import ProcessId, mine, process_id_of
 from colonnade.train import memory_folder
@@ -70,7 +71,7 @@ def test_the_first_rank_of_a_machine_sweeps_and_guards(
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
     left = agent.folder_of(ended(), tmp_path)
     (left / "step_00000001").mkdir()
-    folder, why = memory_folder.folder_of_rank()
+    folder, why = memory_folder.folder_of_rank(RestartsConfig())
     assert folder == agent.folder_of(mine(), tmp_path) and why == ""
     assert left.exists() is (local_rank != 0)
     assert guarded == [folder] * (local_rank == 0)
@@ -86,7 +87,7 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(memory_folder, "MEMORY", tmp_path)
     monkeypatch.setattr(agent, "agent", mine)
     monkeypatch.setattr(agent, "guard", lambda *_: pytest.fail("nothing to guard"))
-    assert memory_folder.folder_of_rank() == (None, f"{tmp_path} refuses (it belongs to somebody else)")
+    assert memory_folder.folder_of_rank(RestartsConfig()) == (None, f"{tmp_path} refuses (it belongs to somebody else)")
 
 
 def test_a_folder_that_another_user_has_made_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

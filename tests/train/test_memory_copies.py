@@ -350,6 +350,27 @@ def test_a_run_without_copies_has_no_folder_in_memory(
     assert f"{tmp_path / 'nowhere'} refuses (No such file or directory)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("limit", "said"), [(3, 0), (0, 1)])
+def test_where_memory_refuses_a_supervisor_says_so_and_its_ranks_name_no_other_reason(
+    config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    limit: int,
+    said: int,
+) -> None:
+    """One that starts nothing again makes none, and its ranks say why."""
+    settings, told = load(config, ["checkpoint.memory_every=1", f"restarts.limit={limit}"]), Told()
+    monkeypatch.setattr(memory_folder, "MEMORY", tmp_path / "nowhere")
+    monkeypatch.setattr(launch, "has_supervisor", lambda: True)
+    if limit:
+        with folder_for(settings) as folder:
+            assert folder is None
+    MemoryCopies(settings, Mesh(), told)  # type: ignore[arg-type]
+    assert [*map(len, (told.said, capsys.readouterr().err.splitlines()))] == [said, 1 - said]
+    assert all("this run has neither" in each for each in told.said)
+
+
 def test_memory_is_guarded_also_while_no_rank_runs(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,10 +95,11 @@ class MemoryCopies:
         self._machine = self._found(config) if self._every else None
 
     def _found(self, config: Config) -> Machine | None:
-        folder, why = folder_of_rank()
+        folder, why = folder_of_rank(config.restarts)
         refused = next(filter(None, gather_texts(why, self._mesh.world)), "")
-        if refused or folder is None:
+        if refused:
             self._monitor.say(f"No copies of the state are kept in memory (checkpoint.memory_every): {refused}.")
+        if refused or folder is None:
             return None
         machines = machines_of(folder, self._mesh.world)
         number = next(k for k, ranks in enumerate(machines) if self._mesh.rank in ranks)

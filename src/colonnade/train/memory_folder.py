@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from colonnade.config.restarts import RestartsConfig
 from colonnade.config.schema import Config
 from colonnade.launch import agent, launch
 from colonnade.mesh.process import mine
@@ -45,9 +46,10 @@ def folder_for(config: Config) -> Iterator[Path | None]:
             guard.wait()
 
 
-def folder_of_rank() -> tuple[Path | None, str]:
-    """The folder of this rank's machine; or none, and why."""
-    if (made := launch.memory_folder()) is not None:
+def folder_of_rank(restarts: RestartsConfig) -> tuple[Path | None, str]:
+    """The folder of this rank's machine; or none, and why: nothing where that has been said."""
+    made = launch.memory_folder()
+    if made is not None or (launch.has_supervisor() and restarts.limit):  # it has said why it made none
         return made, ""
     behind = agent.agent()
     if behind is None:
