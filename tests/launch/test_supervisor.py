@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from colonnade.launch import supervisor
-from colonnade.launch.board import FolderBoard, explanation_file, note_of_failure, report_file
+from colonnade.launch import board, supervisor
+from colonnade.launch.board import FolderBoard, explanation_file, how_ended, note_of_failure, report_file
 from colonnade.launch.launch import run_on, run_ranks
 from colonnade.launch.process import PASSED_ON
 from colonnade.launch.supervisor import (
@@ -30,7 +30,6 @@ from colonnade.launch.supervisor import (
     At,
     Failure,
     Supervisor,
-    _how,
     _killed,
     _Rank,
 )
@@ -89,10 +88,34 @@ def test_why_a_run_has_failed_is_one_line(rank: Make, tmp_path: Path) -> None:
         assert of(tmp_path, each)._in_words(each, by_itself) == words
 
 
+@pytest.mark.parametrize(("free", "is_told"), [(4_000, True), (10_000_000, False)])
+def test_that_there_was_no_room_for_an_error_is_said_where_there_is_none(
+    rank: Make,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    is_told: bool,
+) -> None:
+    """Ranks' error streams are files in TMPDIR. One that has found room is shown, and nothing more."""
+    monkeypatch.setattr(board.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    run, silent, heard = tmp_path / "run", rank(0, 1), rank(1, 1, said="it broke\n")
+    lost = f"what it said found no room in {tmp_path} (TMPDIR)"
+    words = of(run, silent)._in_words(silent, True)
+    assert words == "rank 0 ended with exit status 1" + (f", and {lost}" if is_told else "")
+    assert of(run, heard)._in_words(heard, True) == "rank 1 ended with exit status 1"
+    for each, shown in (
+        (silent, f"rank 0: {lost}\n" * is_told),
+        (heard, "rank 1 failed with exit status 1:\nit broke\n"),
+    ):
+        of(run, each)._show_error(each, 1)
+        assert capsys.readouterr().err == shown
+
+
 def test_a_signal_is_told_with_its_name() -> None:
     """And memory is blamed for that alone with which the system takes it back."""
     assert _killed(2, signal.SIGSEGV) == "rank 2 was killed by signal 11 (SIGSEGV)"
-    assert (_how(-40), _how(0)) == ("killed by signal 40 (unnamed)", "ended with exit status 0")
+    assert (how_ended(-40), how_ended(0)) == ("killed by signal 40 (unnamed)", "ended with exit status 0")
 
 
 LOST = "rank 1 was killed by signal 9 (SIGKILL), perhaps out of memory\n"
@@ -205,7 +228,7 @@ def test_a_rank_that_stands_still_itself_is_not_awaited(
         *((1, False, True), (-signal.SIGKILL, False, True), (-signal.SIGKILL, True, False)),
     ],
 )
-def test_who_waits_for_a_rank_that_has_ended_badly_is_told_how(
+def test_who_waits_for_a_rank_that_has_ended_badly_is_toldhow_ended(
     rank: Make, tmp_path: Path, status: int, stopping: bool, noted: bool
 ) -> None:
     """And not of one that waited itself, ended as it was asked to, or was made to end: that explains nothing."""
@@ -213,7 +236,7 @@ def test_who_waits_for_a_rank_that_has_ended_badly_is_told_how(
     ended.process = SimpleNamespace(pid=-1, wait=lambda: status)  # type: ignore[assignment]
     run = of(tmp_path, ended, asked=[signal.SIGINT], stopping=stopping)
     run._await(ended)
-    assert FolderBoard(tmp_path).ended() == ({1: _how(status)} if noted else {})
+    assert FolderBoard(tmp_path).ended() == ({1: how_ended(status)} if noted else {})
     assert (ended.status, run.events.get(timeout=10)) == (status, ended)
 
 

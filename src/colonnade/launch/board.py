@@ -3,6 +3,8 @@
 The supervisor reads the folder too; so nothing here imports torch.
 """
 
+import shutil
+import signal
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 ALARM = "alarm"
+ROOM = 1 << 16
+"""[bytes] As much as the last words of a rank take."""
 
 
 class Board(Protocol):
@@ -102,6 +106,25 @@ def report_file(folder: Path, rank: int) -> Path:
 def note_end(folder: Path, rank: int, how: str) -> None:
     """For the supervisor: say to all ranks how one of them has ended."""
     note(folder / f"rank{rank}.ended", how)
+
+
+def how_ended(status: int) -> str:
+    """How a process has ended, in words, by its status."""
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = "unnamed"
+    return f"killed by signal {-status} ({name})"
+
+
+def no_room(folder: Path) -> str:
+    """Why nothing may be here of what a rank has said, in words; "" where there is room."""
+    with suppress(OSError):
+        if shutil.disk_usage(folder).free < ROOM:
+            return f"what it said found no room in {folder.parent} (TMPDIR)"
+    return ""
 
 
 def note_of_failure(folder: Path, rank: int) -> Path:

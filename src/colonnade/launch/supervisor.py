@@ -23,7 +23,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO
 
-from colonnade.launch.board import explanation_file, note_end, note_of_failure, report_file
+from colonnade.launch.board import explanation_file, how_ended, no_room, note_end, note_of_failure, report_file
 from colonnade.launch.explanation import together
 from colonnade.launch.fork_server import forget
 from colonnade.launch.guard import line_of
@@ -241,7 +241,7 @@ class Supervisor:
         status = rank.process.wait()
         rank.ended = time.monotonic()
         if not self.stopping and status not in (STUCK, *self._good()):
-            note_end(self.folder, rank.number, _how(status))  # whoever waits for it need not wait longer
+            note_end(self.folder, rank.number, how_ended(status))  # whoever waits for it need not wait longer
         rank.status = status
         self.events.put(rank)
 
@@ -331,9 +331,12 @@ class Supervisor:
             explained = explanation_file(self.folder, cause.number)
             first = explained.read_text(encoding="utf-8").partition("\n")[0] if explained.exists() else ""
             return first or f"rank {cause.number} waited too long"
-        if status is not None and by_itself:
-            return _killed(cause.number, -status) if status < 0 else f"rank {cause.number} {_how(status)}"
-        return f"rank {cause.number} was made to end"
+        if status is None or not by_itself:
+            return f"rank {cause.number} was made to end"
+        if status < 0:
+            return _killed(cause.number, -status)
+        lost = "" if cause.text(cause.errors, cause.shown).strip() else no_room(self.folder)
+        return f"rank {cause.number} {how_ended(status)}{lost and f', and {lost}'}"
 
     def _mistakes(self) -> list[_Rank]:
         """Ranks that have noted a mistake of the user."""
@@ -417,7 +420,8 @@ class Supervisor:
         error = cause.text(cause.errors, cause.shown)
         if not error.strip() and cause.output is not None:
             error = cause.text(cause.output)
-        self._show(error)
+        lost = "" if error.strip() else no_room(self.folder)
+        self._show(error + _line(lost and f"rank {cause.number}: {lost}"))
 
     def _show(self, text: bytes) -> None:
         sys.stderr.write(text.decode(errors="replace"))
@@ -430,15 +434,4 @@ def _line(text: str) -> bytes:
 
 def _killed(rank: int, number: int) -> str:
     why = ", perhaps out of memory" if number == signal.SIGKILL else ""
-    return f"rank {rank} was {_how(-number)}{why}"
-
-
-def _how(status: int) -> str:
-    """How a rank ended."""
-    if status >= 0:
-        return f"ended with exit status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = "unnamed"
-    return f"killed by signal {-status} ({name})"
+    return f"rank {rank} was {how_ended(-number)}{why}"
