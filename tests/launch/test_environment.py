@@ -138,6 +138,8 @@ def test_where_caches_lie(environment: pytest.MonkeyPatch, tmp_path: Path) -> No
 
     environment.setattr(Path, "home", homeless)
     assert launch.cache_folder() is None
+    environment.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    assert launch.cache_folder() == tmp_path / "elsewhere" / "colonnade"
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from colonnade.atomic import written
+from colonnade.errors import REFUSED_BY_THE_DISK
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 COMPILERS = ("c++", "g++", "clang++")
@@ -44,6 +45,8 @@ NARROWEST, WIDEST = 64, 512
 """[columns] Of such a block, however wide a layer is."""
 TIME_LIMIT = 300.0
 """[seconds] Compiling takes about 7."""
+ELSEWHERE = "set XDG_CACHE_HOME to a folder that can be written"
+"""What to do about the folder for kernels."""
 
 
 class _Missing(Exception):
@@ -80,7 +83,8 @@ def prepare(folder: Path | None, processor: str) -> str:
             _compile(file)  # what lay there was damaged
             _load(file)
     except (_Missing, OSError) as error:
-        return str(error).strip().splitlines()[0]
+        instead = f"; {ELSEWHERE}" if isinstance(error, OSError) and error.errno in REFUSED_BY_THE_DISK else ""
+        return f"{str(error).strip().splitlines()[0]}{instead}"
     return ""
 
 
@@ -207,7 +211,7 @@ def _file(folder: Path | None, processor: str) -> Path:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise _Missing(f"torch has no kernel that they could use on {sys.platform} {platform.machine()}")
     if folder is None:
-        raise _Missing("there is no folder to keep them in: the environment names no home")
+        raise _Missing(f"there is no folder to keep them in: the environment names no home; {ELSEWHERE}")
     return folder / f"compiled-{version()}-{sha256(processor.encode()).hexdigest()[:8]}.so"
 
 

@@ -261,12 +261,13 @@ def checked_threads(chosen: int) -> int:
 
 
 def cache_folder() -> Path | None:
-    """Where this user's programs keep what can be made again; None where no home is known."""
+    """Where this user's programs keep what can be made again; None where no home is known, and no such folder named."""
+    if told := os.environ.get("XDG_CACHE_HOME"):
+        return Path(told) / "colonnade"
     try:
-        base = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+        return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "colonnade"
     except RuntimeError:
         return None
-    return Path(os.environ.get("XDG_CACHE_HOME") or base) / "colonnade"
 
 
 def check_size(num_ranks: int) -> None:
