@@ -51,7 +51,7 @@ def test_a_rank_holds_no_more_where_that_can_be_had() -> None:
     found = fitting(whole, 3)
     assert state_share(found.config) <= state_share(whole) and found.num_ranks in (2, 3)
     assert "no more state than before" in found.reason and "instead of tp 2 × pp 1 × dp 2 for 3 ranks" in found.reason
-    assert "2 times as much state" in fitting(whole, 1).reason
+    assert " for 1 rank: a rank holds 2 times as much state" in fitting(whole, 1).reason
 
 
 def test_a_rank_holds_what_its_copies_do_not() -> None:

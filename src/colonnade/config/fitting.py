@@ -17,7 +17,7 @@ from typing import Any
 
 from colonnade.config.check import check
 from colonnade.config.describe import as_toml
-from colonnade.config.numbers import divisors
+from colonnade.config.numbers import counted, divisors
 from colonnade.config.schema import Config
 
 OPTIMIZER = 2  # of a weight's state, in units of the weight: the two moments
@@ -131,5 +131,6 @@ def _reason(found: Config, config: Config, num_ranks: int) -> str:
     held = f"{float(growth):.3g} times as much state as before" if growth > 1 else "no more state than before"
     batch = f"global batch {config.train.global_batch_size} as before, micro-batches of {found.train.micro_batch_size}"
     return (
-        f"{in_words(found)} instead of {in_words(config)} for {num_ranks} ranks{unused}: a rank holds {held}; {batch}"
+        f"{in_words(found)} instead of {in_words(config)} for {counted(num_ranks, 'rank')}{unused}: "
+        f"a rank holds {held}; {batch}"
     )
