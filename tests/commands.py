@@ -76,6 +76,7 @@ def here(*arguments: object) -> Answer:
     """`colonnade arguments` in this very process: for what is refused, and has no signals and no ranks."""
     out, err, status = io.StringIO(), io.StringIO(), 0
     threads, before = torch.get_num_threads(), sys.argv
+    heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     sys.argv = ["colonnade", *map(str, arguments)]
     try:
         with redirect_stdout(out), redirect_stderr(err):
@@ -85,6 +86,8 @@ def here(*arguments: object) -> Answer:
     finally:
         sys.argv = before
         torch.set_num_threads(threads)
+        for number, handler in heard.items():  # a run that has ended hears them no more
+            signal.signal(number, handler)
     return Answer(status, out.getvalue(), err.getvalue())
 
 

@@ -11166,6 +11166,13 @@ MUTATIONS = [
         "if found := self._found(content):",
         ("tests/train/test_sweep_weights.py",),
     ),
+    Mutation(
+        "a rank that leaves a run which has ended hears signals as if it were under way",
+        "train/interrupt.py",
+        "if number == signal.SIGUSR1 or not has_ended:",
+        "if True:",
+        ("tests/train/test_interrupt.py",),
+    ),
 ]
 
 

@@ -13,12 +13,13 @@ from types import ModuleType
 
 import pytest
 
-from colonnade import __version__, cli
+from colonnade import __version__, cli, one_rank
 from colonnade.config.describe import all_keys
 from colonnade.config.load import TomlFile, load
 from colonnade.config.schema import Config
 from colonnade.launch import launch, process
 from colonnade.launch.supervisor import Ended
+from colonnade.train import loop
 from colonnade.train import start as begin
 from tests.commands import here
 
@@ -245,6 +246,14 @@ def test_a_rank_and_a_run_of_one_rank_start_nothing(
     monkeypatch.setattr(launch, "is_rank", lambda: is_rank)
     monkeypatch.setattr(launch, "run_ranks", lambda *_: pytest.fail("started ranks"))
     cli.run_on_ranks(num_ranks, ["train", "x.toml"])
+
+
+def test_a_rank_that_has_ended_hears_no_signal_while_the_interpreter_ends(
+    monkeypatch: pytest.MonkeyPatch, config: Path
+) -> None:
+    monkeypatch.setattr(loop, "main", lambda *_, **__: None)
+    one_rank.train(load(config), dry_run=False, profile=range(0), again=None)
+    assert {signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)} == {signal.SIG_IGN}
 
 
 def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

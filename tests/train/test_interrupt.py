@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -165,14 +166,12 @@ def test_a_signal_in_the_last_step_is_no_interruption(config: Path, tmp_path: Pa
     assert answer.status == 0 and "Finished 6 steps" in answer.out, answer
 
 
-def test_requests_are_remembered_and_handlers_restored() -> None:
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+def test_requests_are_remembered() -> None:
     with Interrupt() as interrupt:
         assert not interrupt.requested
         os.kill(os.getpid(), signal.SIGTERM)
         assert interrupt.requested and interrupt.exit_code == 143
         os.kill(os.getpid(), signal.SIGTERM)  # asked for twice is asked for once: a scheduler may repeat itself
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 def test_nohup_stays_in_force() -> None:
@@ -186,15 +185,10 @@ def test_nohup_stays_in_force() -> None:
 
 
 def test_a_connection_that_is_closed_ends_a_run_as_ctrl_c_does() -> None:
-    before = signal.signal(signal.SIGHUP, lambda *_: None)
-    try:
-        mine = signal.getsignal(signal.SIGHUP)
-        with Interrupt() as interrupt:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert interrupt.newest() == Request.STOP and interrupt.exit_code == 129
-        assert signal.getsignal(signal.SIGHUP) == mine
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, lambda *_: None)
+    with Interrupt() as interrupt:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert interrupt.newest() == Request.STOP and interrupt.exit_code == 129
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -205,7 +199,6 @@ def test_a_run_stops_as_asked_though_whoever_started_it_ignores_that(number: sig
         with Interrupt() as interrupt:
             os.kill(os.getpid(), number)
             assert interrupt.requested and interrupt.exit_code == 128 + number
-        assert signal.getsignal(number) == signal.SIG_IGN
     finally:
         signal.signal(number, before)
 
@@ -215,6 +208,27 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupt.exit_code == 130
         os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("end", [None, SystemExit(UNFINISHED)], ids=["finished", "to go on"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_behind_the_end_of_a_run_changes_nothing_of_it(number: signal.Signals, end: SystemExit | None) -> None:
+    """A rank takes its time to leave: who has started it would take a run that has finished for one that has not."""
+    signal.signal(number, lambda *_: pytest.fail("it is asked"))
+    with suppress(SystemExit), Interrupt():
+        if end is not None:
+            raise end
+    signal.raise_signal(number)
+    with pytest.raises(KeyboardInterrupt) if number == signal.SIGINT else nullcontext():
+        signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_has_failed_hears_signals_as_before(number: signal.Signals) -> None:
+    signal.signal(number, before := lambda *_: None)
+    with pytest.raises(ValueError, match="of ours"), Interrupt():
+        raise ValueError("of ours")
+    assert signal.getsignal(number) is before
 
 
 # --- files, clocks, and a save in between -----------------------------------------------------------------------------

@@ -33,8 +33,9 @@ class Request(IntEnum):
 
 
 class Interrupt:
-    """While the `with` block runs: what was asked for. `folder`: of the run, on the rank that looks for its stop file
-    and at the clock; None elsewhere. `time_limit`: [seconds] from `began` (`time.monotonic`); None: from now.
+    """While the `with` block runs: what was asked for. Behind it, if the run has ended as it should, signals change
+    nothing of how the process ends, but for a second Ctrl-C. `folder`: of the run, on the rank that looks for its stop
+    file and at the clock; None elsewhere. `time_limit`: [seconds] from `began` (`time.monotonic`); None: from now.
     """
 
     def __init__(self, folder: Path | None = None, time_limit: float | None = None, began: float | None = None) -> None:
@@ -78,8 +79,10 @@ class Interrupt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        has_ended = kind is None or issubclass(kind, SystemExit)  # as it should: who asks now is too late
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if number == signal.SIGUSR1 or not has_ended:
+                signal.signal(number, handler)
         if self._remains and self._leave is not None:
             _removed(self._leave)  # by now the run has saved
 
