@@ -266,7 +266,7 @@ def test_a_share_has_its_threads(
         monkeypatch.setenv(launch.OPENMP, told)
     monkeypatch.setattr(start, "load_for_run", load)
     given: list[str] = []
-    monkeypatch.setattr(start, "supervise", lambda settings, file, arguments, *more: given.extend(arguments) or 0)
+    monkeypatch.setattr(start, "supervise", lambda settings, file, arguments, *more, last: given.extend(arguments) or 0)
     assert start.run_point(path, Share(0, 2)) == 0 and given == ["train", str(path), f"train.threads={threads}"]
 
 
