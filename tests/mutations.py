@@ -8962,8 +8962,8 @@ MUTATIONS = [
     Mutation(
         "whether a run was asked to end is not told",
         "launch/launch.py",
-        "bool(supervisor.asked)",
-        "bool(supervisor.stopping)",
+        "next(iter(supervisor.asked), 0)",
+        "int(supervisor.stopping)",
         ("tests/launch/test_supervisor.py",),
     ),
     Mutation(
@@ -11172,6 +11172,13 @@ MUTATIONS = [
         "if number == signal.SIGUSR1 or not has_ended:",
         "if True:",
         ("tests/train/test_interrupt.py",),
+    ),
+    Mutation(
+        "the next point of a sweep is started though the last step of one was asked to be the end",
+        "train/restarts.py",
+        "128 + ended.asked if ended.asked and ended.status != UNFINISHED else ended.status",
+        "ended.status",
+        ("tests/train/test_restarts.py",),
     ),
 ]
 

@@ -147,7 +147,7 @@ def test_started_alone_it_starts_the_ranks_and_takes_their_status(
 
     def run_on(places: Sequence[int], command: list[str], **more: object) -> Ended:
         started.append((len(places), command))
-        return Ended(status, asked=status == 130, cause=None)
+        return Ended(status, asked=signal.SIGINT if status == 130 else 0, cause=None)
 
     monkeypatch.setattr(launch, "is_rank", lambda: False)
     monkeypatch.setattr(launch, "run_on", run_on)
@@ -181,7 +181,7 @@ def test_the_ranks_that_it_starts_know_that_the_run_is_dry(monkeypatch: pytest.M
 
     def run_on(places: Sequence[int], command: list[str], **more: object) -> Ended:
         started.append(command)
-        return Ended(0, asked=False, cause=None)
+        return Ended(0, asked=0, cause=None)
 
     monkeypatch.setattr(launch, "run_on", run_on)
     monkeypatch.setattr(begin, "note_fewer_ranks", noted.append)

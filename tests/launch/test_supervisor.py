@@ -309,7 +309,7 @@ def test_how_a_run_has_ended_is_told_and_nothing_of_it_stays(
 ) -> None:
     before, handlers, began = held(), [signal.getsignal(number) for number in PASSED_ON], time.monotonic()
     ended = run_on(range(2), program(body))
-    assert (ended.status, ended.asked) == (status, False)
+    assert (ended.status, ended.asked) == (status, 0)
     assert (ended.cause and (ended.cause.rank, ended.cause.order, ended.cause.said)) == cause
     assert ended.cause is None or began <= ended.cause.noticed <= time.monotonic()
     assert held() == before and [signal.getsignal(number) for number in PASSED_ON] == handlers
@@ -351,7 +351,7 @@ def test_a_run_that_is_asked_to_end_says_so(saves: bool, tmp_path: Path, capfd: 
             ended = run_on([0], program(f"{heard}\nopen(r'{tmp_path}/there', 'w').close(); time.sleep(60)"))
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert (ended.status, ended.asked, capfd.readouterr().err) == (143, True, "")
+    assert (ended.status, ended.asked, capfd.readouterr().err) == (143, signal.SIGTERM, "")
 
 
 def test_a_signal_that_comes_when_all_ranks_have_ended_is_left_to_who_has_started_them(
@@ -361,7 +361,7 @@ def test_a_signal_that_comes_when_all_ranks_have_ended_is_left_to_who_has_starte
     close, heard = Supervisor.close, list[int]()
     monkeypatch.setattr(Supervisor, "close", lambda self: (signal.raise_signal(signal.SIGTERM), close(self)))
     signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
-    assert run_on([0], program("pass")) == supervisor.Ended(0, False, None, [signal.SIGTERM]) and not heard
+    assert run_on([0], program("pass")) == supervisor.Ended(0, 0, None, [signal.SIGTERM]) and not heard
     assert run_ranks(1, program("pass")) == 0 and heard == [signal.SIGTERM]
 
 
@@ -378,7 +378,7 @@ def test_what_is_to_be_done_after_some_seconds_is_done_once_or_until_it_asks_for
 
     body = f"while not os.path.exists(r'{tmp_path}/go'): time.sleep(0.01)\ntime.sleep(0.3)"
     began = time.monotonic()
-    assert run_on([0], program(body), at=(0.2, do)) == supervisor.Ended(0, False, None, [])
+    assert run_on([0], program(body), at=(0.2, do)) == supervisor.Ended(0, 0, None, [])
     assert len(done) == 2 and done[0] >= began + 0.2 and done[1] >= began + 0.3
     assert run_on([0], program("pass"), at=(600.0, do)).status == 0 and len(done) == 2
 

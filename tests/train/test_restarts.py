@@ -36,14 +36,14 @@ FOUR = ["parallel.tp=2", "parallel.dp=2"]
 
 
 def killed(rank: int) -> Ended:
-    return Ended(137, False, Cause(rank, CRASH, f"rank {rank} was killed"))
+    return Ended(137, 0, Cause(rank, CRASH, f"rank {rank} was killed"))
 
 
 def raised(said: str) -> Ended:
-    return Ended(1, False, Cause(0, EXCEPTION, said))
+    return Ended(1, 0, Cause(0, EXCEPTION, said))
 
 
-DONE = Ended(0, False, None)
+DONE = Ended(0, 0, None)
 
 
 @dataclass
@@ -145,12 +145,12 @@ def test_one_that_fails_is_started_again_and_says_so(fake: Any, capsys: pytest.C
 
 
 def test_a_mistake_is_not(fake: Any) -> None:
-    status, made = fake(after(Ended(2, False, Cause(0, MISTAKE, "ConfigError: no"))))
+    status, made = fake(after(Ended(2, 0, Cause(0, MISTAKE, "ConfigError: no"))))
     assert status == 2 and names(made.run) == ["fault", "no restart"]
 
 
 def refused(name: str = "DiskError", order: int = MISTAKE) -> Ended:
-    return Ended(2, False, Cause(0, order, f"rank 0 raised {name}: config.toml cannot be written: No space left", 7.0))
+    return Ended(2, 0, Cause(0, order, f"rank 0 raised {name}: config.toml cannot be written: No space left", 7.0))
 
 
 @pytest.mark.parametrize("order", [MISTAKE, EXCEPTION])
@@ -262,7 +262,7 @@ def test_it_gives_up_and_says_how_to_go_on(fake: Any, capsys: pytest.CaptureFixt
 
 def test_a_lost_place_is_left_out_and_tried_again(fake: Any) -> None:
     """Place 3 fails twice: two ranks go on with what is left, are recalled, and all four run to the end."""
-    recalled = Ended(UNFINISHED, False, None)
+    recalled = Ended(UNFINISHED, 0, None)
     status, made = fake(after(killed(3), 10), after(killed(3), 10), after(recalled, 20), after(DONE, 30))
     assert status == 0
     places = [places for places, _, _ in made.started]
@@ -275,7 +275,7 @@ def test_a_lost_place_is_left_out_and_tried_again(fake: Any) -> None:
 
 def test_a_place_that_is_lost_again_at_once_is_tried_half_as_often(fake: Any) -> None:
     """Its first failure is enough; another place, that was never lost before, changes nothing."""
-    recalled = Ended(UNFINISHED, False, None)
+    recalled = Ended(UNFINISHED, 0, None)
     ends = [after(killed(3), 10), after(killed(3), 10), after(recalled, 20), after(killed(3), 30), after(recalled, 40)]
     status, made = fake(*ends, after(killed(3), 50), after(DONE, 60), keys=["restarts.return_after=100"])
     assert status == 0 and made.recalls == [None, None, 100.0, None, 200.0, None, 400.0]
@@ -289,10 +289,10 @@ def test_who_is_asked_to_leave_after_a_recall_is_not_recalled_again(fake: Any) -
 
     def asked_to_leave(run: Path) -> Ended:
         (run / "leave").touch()
-        return after(Ended(UNFINISHED, False, None), 30)(run)
+        return after(Ended(UNFINISHED, 0, None), 30)(run)
 
     lost = [after(killed(3), 10)] * 2
-    status, made = fake(*lost, after(Ended(UNFINISHED, False, None), 20), asked_to_leave)
+    status, made = fake(*lost, after(Ended(UNFINISHED, 0, None), 20), asked_to_leave)
     assert status == UNFINISHED and [len(places) for places, _, _ in made.started][3:] == [4]
 
 
@@ -303,7 +303,7 @@ def test_who_is_asked_to_stop_while_all_are_recalled_stops_as_asked(
 
     def asked_to_stop(run: Path) -> Ended:
         (run / "stop").touch()
-        return after(Ended(UNFINISHED, False, None), 20)(run)
+        return after(Ended(UNFINISHED, 0, None), 20)(run)
 
     status, made = fake(*[after(killed(3), 10)] * 2, asked_to_stop)
     assert status == UNFINISHED and len(made.started) == 3 and names(made.run)[-1] == "fewer ranks"
@@ -342,7 +342,7 @@ def test_the_last_place_is_tried_until_nothing_more_is_to_be_expected(fake: Any,
 
 
 def test_where_nobody_knows_who_is_to_blame_no_place_is(fake: Any) -> None:
-    hung = Ended(75, False, Cause(None, WAIT, "rank 0 waited too long"))
+    hung = Ended(75, 0, Cause(None, WAIT, "rank 0 waited too long"))
     status, made = fake(after(hung, 10), after(killed(3), 20), after(DONE, 30))
     assert status == 0 and [each["place"] for each in events(made.run) if each["event"] == "fault"] == [None, 3]
 
@@ -372,7 +372,7 @@ def test_where_fewer_ranks_are_not_wanted_all_are_started_whatever_is_there(fake
 
 def test_ranks_learn_of_the_fault_before_them(fake: Any) -> None:
     """When it was noticed and how far the run had come, for the time that it has cost."""
-    lost = Ended(137, False, Cause(2, CRASH, "rank 2 was killed", 55.5))
+    lost = Ended(137, 0, Cause(2, CRASH, "rank 2 was killed", 55.5))
     _, made = fake(after(lost, 10), after(killed(2), 20), after(DONE, 30))
     assert made.faults == [None, (55.5, 11), None], "of the second one no time is known"
 
@@ -396,7 +396,7 @@ def test_what_to_do_is_said_where_the_run_could_go_on(fake: Any, capsys: pytest.
         fake(after(end), keys=off)
         said = capsys.readouterr().err
         assert "Not started again: " in said and (LOST in said) == remedy
-    fake(after(Ended(2, False, Cause(0, MISTAKE, "ConfigError: no"))))
+    fake(after(Ended(2, 0, Cause(0, MISTAKE, "ConfigError: no"))))
     assert capsys.readouterr().err == ""
 
 
@@ -557,7 +557,7 @@ def test_all_are_started_anew_without_the_file_that_asked_to_leave_though_the_di
     asked = list[bool]()
 
     def recalled(run: Path) -> Ended:
-        end = after(Ended(UNFINISHED, False, None), 20)(run)
+        end = after(Ended(UNFINISHED, 0, None), 20)(run)
         (run / "leave").touch()  # its ranks could not remove it
         lost("leave", monkeypatch, 1)
         return end
@@ -616,7 +616,7 @@ def test_a_signal_behind_its_end_changes_nothing_of_it(
 
     def end(run: Path) -> Ended:
         (run / "leave").touch()
-        return after(Ended(status, False, None, [number]), 20)(run)
+        return after(Ended(status, 0, None, [number]), 20)(run)
 
     monkeypatch.setattr(Restarts, "_saved", saved)
     found, made = fake(end)
@@ -629,11 +629,25 @@ def test_a_signal_is_heard_where_other_runs_follow(fake: Any, number: signal.Sig
     """As in a sweep: it ends there, and the next point is not started; without one the next hears as this did."""
     signal.signal(number, before := signal.getsignal(signal.SIGINT))
     assert fake(after(DONE, 20), last=False)[0] == 0 and signal.getsignal(number) is before
-    assert fake(after(Ended(0, False, None, [number]), 20), last=False)[0] == 128 + number
+    assert fake(after(Ended(0, 0, None, [number]), 20), last=False)[0] == 128 + number
+
+
+@pytest.mark.parametrize(
+    ("ended", "status"), [(0, 143), (1, 143), (143, 143), (UNFINISHED, UNFINISHED)], ids=lambda number: str(number)
+)
+def test_a_run_that_could_finish_though_it_was_asked_to_end_is_the_last(fake: Any, ended: int, status: int) -> None:
+    """As one that is asked in its last step, or while it saves that. By itself it has finished."""
+    asked = Ended(ended, signal.SIGTERM, Cause(0, EXCEPTION, "rank 0 raised") if ended == 1 else None)
+
+    def end(run: Path) -> Ended:
+        (run / "leave").touch()
+        return after(asked, 20)(run)
+
+    assert [fake(end, last=last)[0] for last in (False, True)] == [status, ended]
 
 
 def test_a_signal_that_no_rank_has_heard_ends_a_run_that_would_be_started_again(fake: Any) -> None:
-    status, made = fake(after(Ended(137, False, killed(2).cause, [signal.SIGTERM]), 10))
+    status, made = fake(after(Ended(137, 0, killed(2).cause, [signal.SIGTERM]), 10))
     assert status == 128 + signal.SIGTERM and len(made.started) == 1
 
 
@@ -645,7 +659,7 @@ def test_hangups_stay_ignored_while_it_waits_for_a_restart(fake: Any, monkeypatc
 
 
 def test_a_signal_ends_it(fake: Any) -> None:
-    status, made = fake(after(Ended(143, True, None)))
+    status, made = fake(after(Ended(143, signal.SIGTERM, None)))
     assert status == 143 and len(made.started) == 1
 
 
@@ -653,10 +667,10 @@ def test_kinds() -> None:
     assert kind_of(raised("rank 0 raised RuntimeError: CUDA error: uncorrectable ECC error")) == "device"
     assert kind_of(raised("rank 0 raised ValueError: no")) == "raised"
     assert kind_of(raised("rank 0 raised RuntimeError: NCCL communicator was aborted")) == "device"
-    assert kind_of(Ended(2, False, None)) == "mistake" and kind_of(Ended(1, False, None)) == "raised"
-    assert kind_of(Ended(1, False, Cause(0, WAIT, "rank 0 waits"))) == "hung"
+    assert kind_of(Ended(2, 0, None)) == "mistake" and kind_of(Ended(1, 0, None)) == "raised"
+    assert kind_of(Ended(1, 0, Cause(0, WAIT, "rank 0 waits"))) == "hung"
     assert kind_of(killed(0)) == "killed" and kind_of(killed(0), killed_for_memory=True) == "out of memory"
-    assert kind_of(Ended(2, False, Cause(0, MISTAKE, "rank 0 raised MemoryShortError: x"))) == "out of memory"
+    assert kind_of(Ended(2, 0, Cause(0, MISTAKE, "rank 0 raised MemoryShortError: x"))) == "out of memory"
 
 
 def test_a_run_that_is_to_stop_is_not_started_again(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:

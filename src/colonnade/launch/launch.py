@@ -421,7 +421,7 @@ def run_on(
         )
         with process.passed_on(supervisor.events.put), closing(supervisor):
             status = supervisor.run()
-        return Ended(status, bool(supervisor.asked), supervisor.cause, supervisor.unheard())
+        return Ended(status, next(iter(supervisor.asked), 0), supervisor.cause, supervisor.unheard())
 
 
 def _environment(places: tuple[int, ...], folder: Path, choose_gpus: bool, rank: int, pipe: int) -> dict[str, str]:

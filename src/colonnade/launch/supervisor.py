@@ -117,8 +117,8 @@ class Ended:
     """How a local run has ended."""
 
     status: int
-    asked: bool
-    """A signal has asked it to."""
+    asked: int
+    """The first signal that has asked it to; 0: none has."""
     cause: Cause | None
     """Why it has failed, if it has."""
     unheard: Sequence[int] = ()

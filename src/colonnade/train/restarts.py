@@ -119,7 +119,7 @@ class Restarts:
             if attempt.cause:
                 self._tell(attempt, decision, fit)
             if not decision.again:
-                return ended.status
+                return ended.status if self.last else status_before_others(ended)
             self._lose(decision)
             time.sleep(decision.wait)
             if is_there(self._folder / STOP_FILE):
@@ -160,7 +160,7 @@ class Restarts:
         except OSError as error:  # of the run's folder, or of that for temporary files
             if not self.attempts or name_of(error) != DISK:
                 raise
-            return Ended(USER_MISTAKE, False, Cause(None, MISTAKE, f"{DISK}: {error}", time.monotonic()))
+            return Ended(USER_MISTAKE, 0, Cause(None, MISTAKE, f"{DISK}: {error}", time.monotonic()))
 
     def _check_folder(self) -> None:
         """OSError where what this process has locked is not there: ranks would make it, and begin anew."""
@@ -327,6 +327,13 @@ def _asked_by_signals() -> Iterator[None]:
         for number in heard:
             if signal.getsignal(number) is ask:
                 signal.signal(number, before[number])
+
+
+def status_before_others(ended: Ended) -> int:
+    """The exit status of a run that others follow: where it was asked to end none does, though it could still finish,
+    or has failed.
+    """
+    return 128 + ended.asked if ended.asked and ended.status != UNFINISHED else ended.status
 
 
 def kind_of(ended: Ended, *, killed_for_memory: bool = False, again: bool = False) -> Kind:

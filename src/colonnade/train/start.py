@@ -41,7 +41,7 @@ from colonnade.lock import locked
 from colonnade.train import run_folder
 from colonnade.train.file_checks import problems_of_a_beginning, problems_of_a_score, problems_of_files
 from colonnade.train.monitor import METRICS, last_step, write_event
-from colonnade.train.restarts import Restarts, fitting_by_now
+from colonnade.train.restarts import Restarts, fitting_by_now, status_before_others
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.side_by_side import Share
 from colonnade.train.sweep import Sweep
@@ -319,7 +319,7 @@ def supervise(
             hear_no_more()
         for number in ended.unheard:
             signal.raise_signal(number)
-        return ended.status
+        return ended.status if last else status_before_others(ended)
     return Restarts(config, command, file.text, keep, go_on, imports, last).run()
 
 
@@ -338,7 +338,8 @@ def run_point(config: Path, share: Share, *, imports: Sequence[str] = ()) -> int
             launch.hide_other_gpus(range(first, first + settings.parallel.num_ranks))
     with owned(settings) as keep:
         fetch(file, [], settings)
-        return supervise(settings, file, ["train", str(config), *own], keep, imports, last=False)
+        alone = share.of > 1  # in a process of its own, which ends with it
+        return supervise(settings, file, ["train", str(config), *own], keep, imports, last=alone)
 
 
 def check_point(path: Path, sweep: Sweep) -> None:
