@@ -24,6 +24,7 @@ from colonnade.errors import (
     of_the_disk,
     without_credentials,
 )
+from tests.disks import room_for
 
 SECRET = "s3cr3t"
 URLS = {
@@ -130,6 +131,15 @@ def test_the_limit_of_open_files_is_the_one_that_holds_and_not_the_one_that_may_
     finally:
         setrlimit(RLIMIT_NOFILE, (soft, hard))
     assert told is not None and f"more than the {lower:,} that this process may have" in told
+
+
+def test_the_limit_of_a_files_size_is_named_where_there_is_one() -> None:
+    with room_for(204_800):
+        told = mistake(OSError(errno.EFBIG, "File too large", "/a"))
+    assert told == (
+        "/a: File too large, more than the 204,800 bytes that a file of this process may have (ulimit -f). "
+        "Fix that, and run the command again."
+    )
 
 
 def test_copies_that_differ_say_what_each_rank_sees() -> None:

@@ -219,10 +219,16 @@ def mistake(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, OSError) and error.errno in (*REFUSED_BY_THE_DISK, errno.EMFILE):
         where = "" if error.filename is None else f"{error.filename}: "
-        limit = f", more than {_open_files()}" if error.errno == errno.EMFILE else ""
-        return f"{without_credentials(where)}{error.strerror}{limit}. Fix that, and run the command again."
+        return f"{without_credentials(where)}{error.strerror}{limit_of(error)}. Fix that, and run the command again."
     return None
 
 
-def _open_files() -> str:
-    return f"the {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,} that this process may have (ulimit -n)"
+def limit_of(error: OSError) -> str:
+    """The limit of this process that it has met, in words behind what the system says; "" where there is none."""
+    if error.errno == errno.EMFILE:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f", more than the {most:,} that this process may have (ulimit -n)"
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if error.errno == errno.EFBIG and most != resource.RLIM_INFINITY:
+        return f", more than the {most:,} bytes that a file of this process may have (ulimit -f)"
+    return ""

@@ -387,8 +387,9 @@ def test_a_disk_too_full_for_folders(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("limit", [0, 100, 2000, 30_000, 300_000, 800_000])
-def test_a_disk_that_fills_while_writing(tmp_path: Path, limit: int) -> None:
-    """A limit on file sizes stands for the full disk: writes fail in the midst of one."""
+def test_a_file_that_becomes_too_large_while_it_is_written(tmp_path: Path, limit: int) -> None:
+    """Writes fail in the midst of one, as on a disk that fills, and the limit is named: to free some space would not
+    help."""
 
     def fill(rank: int, num_ranks: int) -> str:
         x = {f"w{i}": torch.ones(100_000) for i in range(2)}
@@ -403,7 +404,11 @@ def test_a_disk_that_fills_while_writing(tmp_path: Path, limit: int) -> None:
         return said
 
     (said,) = run_on_ranks(fill, 1)
-    assert said.startswith("The disk is full: ")
+    assert said == (
+        f"{tmp_path} takes no file as large as saving step 2 needs (File too large, more than the {limit:,} bytes that "
+        "a file of this process may have (ulimit -f)). step_00000001, the last whole checkpoint, stays. Raise the "
+        "limit on the size of files, or save on another file system, and start again."
+    )
     verify(tmp_path / "step_00000001")
 
 
@@ -423,7 +428,8 @@ def test_a_disk_that_fills_at_any_byte_of_an_archive(
 
     monkeypatch.setattr(_HashingStream, "write", write)
     said = refused(lambda: save(path.parent, 30, shards(), {}))
-    assert said.startswith("The disk is full: ") and f"({os.strerror(number)}). step_00000020, the last whole" in said
+    assert said.startswith("The disk is full: ") == (number != errno.EFBIG)
+    assert f"({os.strerror(number)}). step_00000020, the last whole checkpoint, stays" in said
     assert newest(path.parent) == path and not list(path.parent.glob(".*"))
 
 

@@ -10,12 +10,22 @@ from colonnade.convert import target as targets
 from colonnade.convert.target import check_space, check_target, publish, workspace
 from colonnade.convert.to_checkpoint import _check_name
 from colonnade.errors import CheckpointError
+from tests.disks import room_for
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_disk_may_be_full_a_quota_used_up_or_a_file_too_large(code: int, tmp_path: Path) -> None:
-    said = r"The disk is full: .*ours could not be written\. Free some space"
-    with pytest.raises(CheckpointError, match=said), workspace(tmp_path / "ours"):
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (errno.ENOSPC, r"The disk is full: .*ours could not be written\. Free some space"),
+        (errno.EDQUOT, r"The disk is full: .*ours could not be written\. Free some space"),
+        (
+            errno.EFBIG,
+            r"ours could not be written: no room, more than the 3,000 bytes .*\. Raise the limit on the size of files",
+        ),
+    ],
+)
+def test_a_disk_may_be_full_a_quota_used_up_or_a_file_too_large(code: int, said: str, tmp_path: Path) -> None:
+    with room_for(3_000), pytest.raises(CheckpointError, match=said), workspace(tmp_path / "ours"):
         raise OSError(code, "no room")
     assert list(tmp_path.iterdir()) == []
 

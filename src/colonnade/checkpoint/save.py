@@ -39,7 +39,7 @@ from colonnade.checkpoint.folders import Spared, publish, remove_leftovers
 from colonnade.checkpoint.manifest import Manifest, SavedTensor, StoredShard, check_sizes, to_json
 from colonnade.checkpoint.names import MANIFEST, checkpoints_in, folder_name
 from colonnade.checkpoint.plan import Box, Shard
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, limit_of
 from colonnade.mesh.background import Group
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -277,6 +277,12 @@ class _Writer(FileSystemWriter):
                 raise error from None
             whole = list(checkpoints_in(self.folder).values())
             stays = f"{whole[-1].name}, the last whole checkpoint, stays" if whole else "No checkpoint was there before"
+            if error.errno == errno.EFBIG:
+                raise CheckpointError(
+                    f"{self.folder} takes no file as large as saving step {self.payload.step} needs ({error.strerror}"
+                    f"{limit_of(error)}). {stays}. Raise the limit on the size of files, or save on another file "
+                    "system, and start again."
+                ) from None
             there = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
             free = shutil.disk_usage(there).free
             raise CheckpointError(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from colonnade.checkpoint.folders import remove, sync
 from colonnade.config.numbers import amount
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, limit_of
 from colonnade.lock import NAME, locked
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -60,6 +60,11 @@ def workspace(target: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno not in _FULL:
             raise
+        if error.errno == errno.EFBIG:
+            raise CheckpointError(
+                f"{target} could not be written: {error.strerror}{limit_of(error)}. Raise the limit on the size of "
+                "files, or choose a TARGET on another file system, and run the command again."
+            ) from None
         raise CheckpointError(f"The disk is full: {target} could not be written. {WHEN_FULL}") from None
     finally:
         with suppress(OSError):  # another conversion is at work in it
