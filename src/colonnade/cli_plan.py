@@ -264,7 +264,9 @@ def _search(
 
     for key in keep:
         if key not in KEPT:
-            raise ConfigError(f"--keep {key} is no key that a search varies. Use one of {', '.join(KEPT)}.")
+            raise ConfigError(
+                f"--keep {key} is no key that a search can leave as it is set. Use one of {', '.join(KEPT)}."
+            )
     where, size = machine(on), vocab_size(settings.model, settings.data)
     count = ranks or settings.parallel.num_ranks
     found = search(

@@ -191,7 +191,7 @@ def test_a_long_search_says_now_and_then_how_far_it_is(
         (["--keep", "parallel.tp"], "--keep holds a search to keys of the configuration. Give --search too"),
         (
             ["--hardware", "h100", "--search", "--keep", "tp"],
-            "--keep tp is no key that a search varies. Use one of parallel.tp, ",
+            "--keep tp is no key that a search can leave as it is set. Use one of parallel.tp, ",
         ),
         (["--hardware", "h100", "--search", "--memory", "-1"], "--memory -1 is no size"),
         (["--hardware", "h100", "--search", "--memory", "nan"], "--memory nan is no size"),
@@ -273,7 +273,7 @@ def test_the_drawing_needs_no_torch(config: str) -> None:
     program = f"""
 import sys
 sys.modules["torch"] = None  # importing it fails
-from colonnade import cli, cli_plan
+from colonnade import cli
 from colonnade.config.load import load
 from colonnade.planner.hardware import hardware
 sys.argv = ["colonnade", "plan", {config!r}, "--draw"]

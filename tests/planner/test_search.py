@@ -318,14 +318,19 @@ def test_what_a_search_keeps_fits_and_comes_fastest_first(monkeypatch: pytest.Mo
 
 
 def test_a_search_leaves_the_keys_that_it_is_told_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All other ways are not even counted; where none is left, it says what none has."""
+    """All other ways are not even put together; where none is left, it says what none has."""
     monkeypatch.setattr(Composer, "compose", lambda *_: (1.0, 10, {}))
-    monkeypatch.setattr(Composer, "ways_to_cut", lambda *_: [{}])
+    cut: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        Composer, "ways_to_cut", lambda _, way: [{}] * (cut.append((way.parallel.dp, way.parallel.zero)) is None)
+    )
     keep = ["parallel.dp", "parallel.zero", "train.micro_batch_size"]
     set_so = config().model_copy(update={"parallel": config().parallel.model_copy(update={"dp": 2, "zero": 1})})
     kept = search(set_so, 64, A100, 4, keep=keep).fitting
     assert {(each.chosen["dp"], each.chosen["zero"], each.chosen["micro_batch_size"]) for each in kept} == {(2, 1, 1)}
-    assert {(each.chosen["tp"], each.chosen["pp"]) for each in kept} == {(1, 2), (2, 1)}
+    assert {(each.chosen["tp"], each.chosen["pp"]) for each in kept} == {(1, 2), (2, 1)} and set(cut) == {(2, 1)}
+    reason = "train.global_batch_size and train.micro_batch_size and parallel.dp do not go together"
+    assert search(set_so, 64, A100, 3, keep=keep[1:]).refused == {reason: 1}
     with pytest.raises(LayoutError, match=r"^No layout of 3 ranks that a search tries has parallel.dp = 2 and "):
         search(set_so, 64, A100, 3, keep=keep)
 

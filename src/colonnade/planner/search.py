@@ -13,6 +13,7 @@ A composed time knows no order of collectives within a step, a composed memory n
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from operator import attrgetter
 from typing import Any
@@ -31,11 +32,8 @@ KEYS = (
     "tp", "pp", "dp", "schedule", "virtual_stages", "partition", "cuts", "zero", "recompute", "sequence_parallel",
     "offload",
 )  # fmt: skip
-KEPT: Mapping[str, Callable[[Config], Any]] = {
-    **{f"parallel.{key}": attrgetter(f"parallel.{key}") for key in KEYS if key not in ("partition", "cuts")},
-    "train.micro_batch_size": attrgetter("train.micro_batch_size"),
-}
-"""Keys that a search can leave as they are, and what a configuration has of each."""
+KEPT = (*(f"parallel.{key}" for key in KEYS if key not in ("partition", "cuts")), "train.micro_batch_size")
+"""Keys that a search can leave as they are set."""
 MOST_MICRO_BATCH, MOST_VIRTUAL = 16, 4
 FINALISTS, MOST_FINALISTS = 3, 12
 """Layouts that are planned on the real program: so many, and at most, where it has them slower than composed."""
@@ -156,12 +154,10 @@ def search(
     configuration has them. `told`: of what is found so far, behind each layout. Raises LayoutError where no layout has
     these keys so.
     """
-    kept = {key: KEPT[key](config) for key in keep}
+    kept = {key: attrgetter(key)(config) for key in keep}
     found = Search(hardware["device.memory"] if limit is None else limit)
     composer = Composer(config, vocab_size, Cost(hardware, num_ranks))
-    for each in candidates(config, composer, num_ranks):
-        if any(KEPT[key](each) != value for key, value in kept.items()):
-            continue
+    for each in candidates(config, composer, num_ranks, partial(_keeps, kept)):
         found.tried += 1
         told(found)
         reason = refusal(each, composer)
@@ -183,23 +179,34 @@ def search(
     return found
 
 
-def candidates(config: Config, composer: Composer, num_ranks: int) -> Iterator[Config]:
-    """All layouts of these ranks that are worth a look; many cannot be."""
+def _keeps(kept: Mapping[str, Any], section: str = "parallel", **chosen: Any) -> bool:
+    """Whether what is `chosen` of a section's keys is what is kept of them."""
+    return all(kept.get(f"{section}.{key}", value) == value for key, value in chosen.items())
+
+
+def candidates(
+    config: Config, composer: Composer, num_ranks: int, keeps: Callable[..., bool] = lambda *_, **__: True
+) -> Iterator[Config]:
+    """All layouts of these ranks that are worth a look and whose keys it `keeps`; many cannot be."""
     units, node = len(composer.architecture.units), composer.cost.hardware["node.size"]
     sixteen = config.train.precision in ("bf16", "fp16")
     for tp in (each for each in possible_tp(config) if num_ranks % each == 0 and each <= node):
         for pp in (each for each in divisors(num_ranks // tp) if each <= units):
             dp = num_ranks // tp // pp
+            if not keeps(tp=tp, pp=pp, dp=dp):
+                continue
             if config.train.global_batch_size % dp:
                 yield _with(config, 1, {**PLAIN, "tp": tp, "pp": pp, "dp": dp})  # once, to be counted
                 continue
             micro = [each for each in divisors(config.train.global_batch_size // dp) if each <= MOST_MICRO_BATCH]
+            micro = [each for each in micro if keeps("train", micro_batch_size=each)]
             again = ("none", "full") if not config.model.attention_dropout else ("none", "selective", "full")
             for r, sp, b in product(again, (False, True) if tp > 1 else (False,), micro):
                 sizes = {"tp": tp, "pp": pp, "dp": dp, "recompute": r, "sequence_parallel": sp}
                 for z, off in product((0, 1, 2, 3) if dp > 1 else (0,), (False, True) if sixteen else (False,)):
                     base = _with(config, b, {**PLAIN, **sizes, "zero": z, "offload": off})
-                    yield from _pipelines(base, composer, pp, units)
+                    if keeps(recompute=r, sequence_parallel=sp, zero=z, offload=off):
+                        yield from _pipelines(base, composer, pp, units, keeps)
 
 
 PLAIN = {
@@ -214,14 +221,16 @@ def _with(config: Config, micro_batch: int, parallel: Mapping[str, Any]) -> Conf
     return config.model_copy(update={"parallel": config.parallel.model_copy(update=parallel), "train": train})
 
 
-def _pipelines(config: Config, composer: Composer, pp: int, units: int) -> Iterator[Config]:
+def _pipelines(config: Config, composer: Composer, pp: int, units: int, keeps: Callable[..., bool]) -> Iterator[Config]:
     """The ways to run and to cut a pipeline of `pp` stages."""
     if pp == 1:
-        yield config
+        yield from [config] * keeps(schedule="1f1b", virtual_stages=1)
         return
     several = (("interleaved", each) for each in (2, MOST_VIRTUAL) if pp <= units // each)
     for schedule, virtual in (("1f1b", 1), ("zero_bubble", 1), *several):
         run = {"schedule": schedule, "virtual_stages": virtual}
+        if not keeps(**run):
+            continue
         scheduled = config.model_copy(update={"parallel": config.parallel.model_copy(update=run)})
         if refusal(scheduled, composer) is not None:
             yield scheduled  # once, to be counted
