@@ -14,6 +14,11 @@ from tests.pipeline.shapes import Shape, shapes
 PACES = pytest.mark.parametrize("pace", [None, lambda busy: 1.0], ids=["apart", "at a pace"])
 
 
+def links(num_chunks: int, transfer: float, latency: float = 0.0) -> dict[tuple[int, int], tuple[float, float]]:
+    """Of messages that all take as long."""
+    return {(chunk, chunk + way): (transfer, latency) for chunk in range(num_chunks) for way in (1, -1)}
+
+
 def listed(text: str) -> list[Action]:
     """'F0 B0' -> the actions."""
     kinds: dict[str, Kind] = {"F": "F", "B": "B", "W": "W"}
@@ -26,8 +31,15 @@ def listed(text: str) -> list[Action]:
 def test_every_schedule_is_legal_and_ends_whatever_things_last(shape: Shape) -> None:
     *_, num_microbatches, virtual_stages = shape
     sizes = [1 + chunk % 3 for chunk in range(shape.num_stages * virtual_stages)]
-    slow = Durations(forward=0.5, input_gradients=3, weight_gradients=0.25, transfer=1.5)
-    found = simulate(all_actions(*shape), num_microbatches, virtual_stages=virtual_stages, durations=slow, sizes=sizes)
+    slow = Durations(forward=0.5, input_gradients=3, weight_gradients=0.25)
+    found = simulate(
+        all_actions(*shape),
+        num_microbatches,
+        virtual_stages=virtual_stages,
+        durations=slow,
+        sizes=sizes,
+        links=links(len(sizes), 1.5),
+    )
     assert [[event.action for event in events] for events in found.events] == all_actions(*shape)
     assert sum(found.busy) == pytest.approx(slow.microbatch * num_microbatches * sum(sizes))
     for events in found.events:
@@ -37,12 +49,11 @@ def test_every_schedule_is_legal_and_ends_whatever_things_last(shape: Shape) -> 
 def test_a_stage_waits_for_no_transfer_from_itself() -> None:
     """Of backward behind its own forward, and of weight gradients behind that; nor where cores are shared."""
     lists = all_actions("1f1b", 2, 3, 1)
-    each = Durations(forward=1, input_gradients=1, weight_gradients=1, transfer=1.5)
-    fixed = simulate(lists, 3, durations=each)
-    assert simulate(lists, 3, durations=each, pace=lambda busy: 1.0) == fixed
+    fixed = simulate(lists, 3, links=links(2, 1.5))
+    assert simulate(lists, 3, links=links(2, 1.5), pace=lambda busy: 1.0) == fixed
     (last,) = (event for event in fixed.events[1] if (event.action.kind, event.action.microbatch) == ("B", 0))
     assert last.start == 1 + 1.5 + 1
-    split = simulate(all_actions("zero_bubble", 2, 1), 1, durations=each).events[1]
+    split = simulate(all_actions("zero_bubble", 2, 1), 1, links=links(2, 1.5)).events[1]
     assert [(event.action.kind, event.start) for event in split] == [("F", 2.5), ("B", 3.5), ("W", 4.5)]
 
 
@@ -52,11 +63,19 @@ def test_a_stage_waits_for_no_transfer_from_itself() -> None:
 def test_stages_that_share_nothing_take_as_long_as_alone(shape: Shape) -> None:
     *_, num_microbatches, virtual_stages = shape
     sizes = [1 + chunk % 3 for chunk in range(shape.num_stages * virtual_stages)]
-    slow = Durations(forward=0.5, input_gradients=3, weight_gradients=0.25, transfer=1.5)
+    slow = Durations(forward=0.5, input_gradients=3, weight_gradients=0.25)
     lists, paces = all_actions(*shape), (None, lambda busy: 1.0, lambda busy: 0.25)
     fixed, same, slower = (
-        simulate(lists, num_microbatches, virtual_stages=virtual_stages, durations=each, sizes=sizes, pace=pace)
-        for each, pace in zip((slow, slow, Durations(0.125, 0.75, 0.0625, 1.5)), paces, strict=True)
+        simulate(
+            lists,
+            num_microbatches,
+            virtual_stages=virtual_stages,
+            durations=each,
+            sizes=sizes,
+            links=links(len(sizes), 1.5),
+            pace=pace,
+        )
+        for each, pace in zip((slow, slow, Durations(0.125, 0.75, 0.0625)), paces, strict=True)
     )
     assert same == fixed, "to the bit: all of these are sums of quarters"
     assert slower == fixed, "a quarter of the work, at a quarter of the pace"
@@ -86,9 +105,8 @@ def test_two_stages_on_one_core_by_hand() -> None:
 
 
 def test_who_waits_for_a_transfer_leaves_the_core_to_the_others() -> None:
-    durations = Durations(forward=1, input_gradients=1, weight_gradients=1, transfer=0.5)
     found = simulate(
-        all_actions("gpipe", 2, 2), 2, durations=durations, sizes=[1, 2], pace=lambda busy: {1: 1.0, 2: 0.5}[busy]
+        all_actions("gpipe", 2, 2), 2, sizes=[1, 2], links=links(2, 0.5), pace=lambda busy: {1: 1.0, 2: 0.5}[busy]
     )
     first, second = ([(e.start, e.end) for e in events] for events in found.events)
     assert first[:2] == [(0, 1), (1, 2.5)], "alone to 1.5, then half as fast"
@@ -111,8 +129,7 @@ def test_two_stages_and_two_micro_batches_by_hand() -> None:
 
 
 def test_transfers_and_unequal_stages_by_hand() -> None:
-    durations = Durations(forward=1, input_gradients=1, weight_gradients=1, transfer=0.5)
-    found = simulate(all_actions("1f1b", 2, 1), 1, durations=durations, sizes=[0.5, 1.5])
+    found = simulate(all_actions("1f1b", 2, 1), 1, sizes=[0.5, 1.5], links=links(2, 0.5))
     times = [[(e.start, e.end) for e in events] for events in found.events]
     assert times == [[(0, 0.5), (6, 7)], [(1, 2.5), (2.5, 5.5)]]
 
@@ -131,8 +148,7 @@ def test_chunks_with_durations_of_their_own_take_all_of_them(pace: Callable[[int
 
 @PACES
 def test_a_transfer_takes_as_long_as_that_of_the_chunk_that_sends(pace: Callable[[int], float] | None) -> None:
-    own = [Durations(transfer=0.5), Durations(transfer=4)]
-    found = simulate(all_actions("gpipe", 2, 1), 1, durations=own, pace=pace)
+    found = simulate(all_actions("gpipe", 2, 1), 1, links={(0, 1): (0.5, 0.0), (1, 0): (4.0, 0.0)}, pace=pace)
     assert [[(e.start, e.end) for e in events] for events in found.events] == [
         [(0, 1), (8.5, 10.5)],
         [(1.5, 2.5), (2.5, 4.5)],
@@ -148,25 +164,24 @@ def test_a_link_carries_one_message_after_the_other(
     latency: float, forward: tuple[float, ...], backward: tuple[float, ...], pace: Callable[[int], float] | None
 ) -> None:
     """But for latency, in which the next may begin."""
-    durations = Durations(1, 0.5, 0.5, transfer=4.0, latency=latency)
-    found = simulate(all_actions("gpipe", 2, 3), 3, durations=durations, sizes=[1, 0.5], pace=pace)
+    durations, link = Durations(1, 0.5, 0.5), links(2, 4.0, latency)
+    found = simulate(all_actions("gpipe", 2, 3), 3, durations=durations, sizes=[1, 0.5], links=link, pace=pace)
     first, last = ([event.start for event in events] for events in found.events)
     assert (first[:3], tuple(last[:3]), tuple(first[3:])) == ([0, 1, 2], forward, backward)
 
 
 @PACES
 def test_a_link_may_have_a_time_of_its_own(pace: Callable[[int], float] | None) -> None:
-    """Over that to the second stage the next message comes 1 behind the first; the one back has none."""
-    durations = Durations(1, 0.5, 0.5, transfer=9.0)
-    found = simulate(all_actions("gpipe", 2, 2), 2, durations=durations, links={(0, 1): (4.0, 3.0)}, pace=pace)
+    """Over that to the second stage the next message comes 1 behind the first; back it waits until the link is free."""
+    own = {(0, 1): (4.0, 3.0), (1, 0): (9.0, 0.0)}
+    found = simulate(all_actions("gpipe", 2, 2), 2, durations=Durations(1, 0.5, 0.5), links=own, pace=pace)
     assert [[event.start for event in events] for events in found.events] == [[0, 1, 17, 26], [5, 6, 7, 8]]
 
 
 @PACES
 def test_messages_there_and_back_do_not_wait_for_each_other(pace: Callable[[int], float] | None) -> None:
     """From 6 to 7 the second forward and the first gradients are both under way; the first stage sends nothing back."""
-    durations = Durations(1, 0.5, 0.5, transfer=3.0)
-    found = simulate(all_actions("1f1b", 2, 3), 3, durations=durations, pace=pace)
+    found = simulate(all_actions("1f1b", 2, 3), 3, durations=Durations(1, 0.5, 0.5), links=links(2, 3.0), pace=pace)
     first, last = ([(str(event.action), event.start) for event in events] for events in found.events)
     assert first == [("F0", 0), ("F1", 1), ("B0", 9), ("F2", 10), ("B1", 12), ("B2", 19)]
     assert last == [("F0", 4), ("B0", 5), ("F1", 7), ("B1", 8), ("F2", 14), ("B2", 15)]
@@ -175,8 +190,8 @@ def test_messages_there_and_back_do_not_wait_for_each_other(pace: Callable[[int]
 @PACES
 def test_stages_below_the_first_trained_one_wait_for_no_gradients(pace: Callable[[int], float] | None) -> None:
     """None are on the link back, which takes as long as the one there."""
-    durations = [Durations(1, 0, 0, transfer=3.0), Durations(1, 1, 1, transfer=3.0)]
-    found = simulate(all_actions("1f1b", 2, 3), 3, durations=durations, pace=pace, first_trained=1)
+    durations = [Durations(1, 0, 0), Durations(1, 1, 1)]
+    found = simulate(all_actions("1f1b", 2, 3), 3, durations=durations, links=links(2, 3.0), pace=pace, first_trained=1)
     first, last = ([(str(event.action), event.start) for event in events] for events in found.events)
     assert first == [("F0", 0), ("F1", 1), ("B0", 2), ("F2", 2), ("B1", 3), ("B2", 3)]
     assert last == [("F0", 4), ("B0", 5), ("F1", 7), ("B1", 8), ("F2", 10), ("B2", 11)]
@@ -189,9 +204,8 @@ def test_a_step_takes_no_less_than_its_messages_take_on_a_link(
 ) -> None:
     """Activations and gradients of all chunks of two stages share it where both go the same way."""
     _, num_stages, count, virtual_stages = shape
-    found = simulate(
-        all_actions(*shape), count, virtual_stages=virtual_stages, durations=Durations(transfer=10.0), pace=pace
-    )
+    link = links(num_stages * virtual_stages, 10.0)
+    found = simulate(all_actions(*shape), count, virtual_stages=virtual_stages, links=link, pace=pace)
     sent = [each for each in sends(all_actions(*shape), num_stages * virtual_stages)[0] if each.to == 1]
     assert len(sent) == count * (2 * virtual_stages - 1 if virtual_stages > 1 else 1)
     assert found.makespan >= 10.0 * len(sent)
@@ -203,14 +217,12 @@ def test_messages_that_are_there_before_the_next_is_made_wait_for_none(
     name: str, pace: Callable[[int], float] | None
 ) -> None:
     lists = all_actions(name, 3, 6)
-    alone, beside = (
-        simulate(lists, 6, durations=Durations(transfer=0.75, latency=latency), pace=pace) for latency in (0.0, 0.75)
-    )
+    alone, beside = (simulate(lists, 6, links=links(3, 0.75, latency), pace=pace) for latency in (0.0, 0.75))
     assert alone == beside
 
 
 def test_chunks_of_one_stage_hand_on_without_a_transfer() -> None:
-    found = simulate(all_actions("interleaved", 1, 1, 2), 1, virtual_stages=2, durations=Durations(transfer=100.0))
+    found = simulate(all_actions("interleaved", 1, 1, 2), 1, virtual_stages=2, links=links(2, 100.0))
     assert found.makespan == 3
 
 

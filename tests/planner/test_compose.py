@@ -353,9 +353,14 @@ def test_a_pipeline_waits_for_messages_in_each_round_as_it_does_when_simulated(
     monkeypatch.setitem(SECONDS, "send", send)
     way = config(pp=pp, schedule=schedule, virtual_stages=virtual_stages)
     way = way.model_copy(update={"train": way.train.model_copy(update={"global_batch_size": 32})})
-    durations = [Durations(*(each / virtual_stages for each in (4.0, 5.0, 6.0)), send)] * (pp * virtual_stages)
-    order = all_actions(schedule, pp, 32, virtual_stages)
-    makespan = simulate(order, 32, virtual_stages=virtual_stages, durations=durations).makespan
+    links = {(at, at + to): (send, 0.0) for at in range(pp * virtual_stages) for to in (1, -1)}
+    makespan = simulate(
+        all_actions(schedule, pp, 32, virtual_stages),
+        32,
+        virtual_stages=virtual_stages,
+        durations=Durations(4.0, 5.0, 6.0),
+        links=links,
+    ).makespan
     assert 32 * 15 + step(monkeypatch, way)[0]["pipeline"] == pytest.approx(makespan, rel=0.1)
 
 
@@ -384,7 +389,7 @@ def test_a_pipeline_waits_for_a_slow_link_as_it_does_when_simulated(
         all_actions(schedule, pp, count, virtual_stages),
         count,
         virtual_stages=virtual_stages,
-        durations=[Durations(*(each / virtual_stages for each in (4.0, 5.0, 6.0)))] * len(chunks),
+        durations=Durations(4.0, 5.0, 6.0),
         links=links,
     )
     assert count * 15 + step(monkeypatch, way)[0]["pipeline"] == pytest.approx(simulation.makespan, rel=0.1)

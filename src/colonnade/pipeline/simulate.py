@@ -33,10 +33,6 @@ class Durations:
     forward: float = 1.0
     input_gradients: float = 1.0
     weight_gradients: float = 1.0
-    transfer: float = 0.0
-    """From the end of an action until another stage can use what it made, where the link is free."""
-    latency: float = 0.0
-    """The part of `transfer` that leaves the link free: the next message begins so long before this one is there."""
 
     @property
     def microbatch(self) -> float:
@@ -50,7 +46,7 @@ class Durations:
 
 
 EQUAL: Final = Durations()
-"""Every product of matrices takes 1, transfers take no time."""
+"""Every product of matrices takes 1."""
 
 
 class Event(NamedTuple):
@@ -103,11 +99,10 @@ _ONWARD: Final = {"F": 1, "B": -1, "W": 0}
 class _Made:
     """What actions have made: when it was ready, and when it is there for the stage that it was sent to."""
 
-    durations: Sequence[Durations]
+    num_chunks: int
     num_stages: int
     links: Mapping[tuple[int, int], tuple[float, float]]
-    """Transfer and latency from a chunk to another, of those that have their own."""
-    first_trained: int = 0
+    first_trained: int
     ended: dict[_Done, float] = field(default_factory=dict)
     arrived: dict[_Done, float] = field(default_factory=dict)
     free: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -119,10 +114,9 @@ class _Made:
         chunk, to = done.chunk, done.chunk + _ONWARD[done.kind]
         link = chunk % self.num_stages, to % self.num_stages
         least = self.first_trained if done.kind == "B" else 0
-        if link[0] == link[1] or not least <= to < len(self.durations):
+        if link[0] == link[1] or not least <= to < self.num_chunks:
             return
-        each = self.durations[chunk]
-        transfer, latency = self.links.get((chunk, to), (each.transfer, each.latency))
+        transfer, latency = self.links.get((chunk, to), (0.0, 0.0))
         there = max(ended, self.free.get(link, 0.0)) + transfer
         self.arrived[done], self.free[link] = there, there - latency
 
@@ -135,7 +129,7 @@ class _Made:
             return [_Done("F", microbatch, chunk - 1)] if chunk else []
         if kind == "W":
             return [_Done("B", microbatch, chunk)]
-        is_sent = self.first_trained <= chunk < len(self.durations) - 1
+        is_sent = self.first_trained <= chunk < self.num_chunks - 1
         return [_Done("F", microbatch, chunk), *([_Done("B", microbatch, chunk + 1)] if is_sent else [])]
 
     def at(self, need: _Done, stage: int) -> float:
@@ -158,7 +152,8 @@ def simulate(
 
     `durations`: of a stage of average size, or of each chunk in the order of the model. `sizes` scales them for every
     chunk; 1 is an average stage. Without it all chunks are equal, 1 / virtual_stages, or as long as their durations.
-    `links`: transfer and latency from a chunk to another, where they are not those of the chunk that sends.
+    `links`: from a chunk to another, what a message takes from the end of an action until the other can use it, where
+    the link is free, and the part of that which leaves the link free for the next (None: messages take no time).
     `pace`: how fast stages are while so many of them compute, 1 as fast as their durations say (None: always).
     `first_trained`: the first chunk with a backward. Those before it get no gradients, and wait for none.
     """
@@ -170,7 +165,7 @@ def simulate(
     sizes = [alone] * num_chunks if sizes is None else sizes
     assert len(each) == num_chunks, "durations of one chunk each"
     assert len(sizes) == num_chunks, "one size a chunk"
-    made = _Made(each, len(schedules), links or {}, first_trained)
+    made = _Made(num_chunks, len(schedules), links or {}, first_trained)
     if pace is None:
         events = _run(schedules, each, sizes, made, split=split)
     else:
