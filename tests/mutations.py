@@ -1567,9 +1567,9 @@ MUTATIONS = [
     Mutation(
         "a search forgets what zero-bubble hides",
         "planner/waiting.py",
-        "work.forward + work.backward - min(work)",
-        "work.whole",
-        ("tests/planner/test_search.py",),
+        "each - share * min(work)",
+        "each + work.weights",
+        ("tests/planner/test_search.py", "tests/planner/test_compose.py"),
     ),
     Mutation(
         "parts of a bar all begin at its start",

@@ -103,6 +103,14 @@ def test_a_pipeline_fills_by_all_stages_but_the_slowest(schedule: str, virtual_s
     ) * (6.0 - (1.0 + 1.0 - 1.0) - (2.0 + 2.0 - 1.0))
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+def test_weight_gradients_fill_a_pipeline_as_far_as_there_are_micro_batches(count: int) -> None:
+    way = config(pp=4, schedule="zero_bubble")
+    way = way.model_copy(update={"train": way.train.model_copy(update={"global_batch_size": count})})
+    makespan = simulate(all_actions("zero_bubble", 4, count), count, durations=Durations(4.0, 5.0, 6.0)).makespan
+    assert count * 15 + filling([Work(4.0, 5.0, 6.0)] * 4, way) == pytest.approx(makespan)
+
+
 def test_the_optimizer_reads_and_writes_what_a_rank_has() -> None:
     """Where it is offloaded, in CPU memory, with gradients and weights over the link."""
     machine = A100.having(

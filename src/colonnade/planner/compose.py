@@ -6,7 +6,8 @@
     memory  = buffers (exact) + live micro-batches · what units keep + one unit at work
 
 Under zero_bubble a stage that waits runs weight gradients: of the other stages' F + B + W, W and min(F, B, W) are
-hidden (`pipeline/theory.py`). What layouts share is worked out once: a search has many thousands.
+hidden, this as far as there are micro-batches (`pipeline/theory.py`). What layouts share is worked out once: a search
+has many thousands.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence

@@ -34,13 +34,15 @@ class Hop(NamedTuple):
 
 
 def filling(times: Sequence[Work], config: Config) -> float:
-    """[s] That the pipeline takes to fill and to empty: all stages but the slowest, one after the other."""
-    if config.parallel.schedule == "zero_bubble":
-        shown = [work.forward + work.backward - min(work) for work in times]
-    else:
-        shown = [work.whole for work in times]
+    """[s] That the pipeline takes to fill and to empty: all stages but the slowest, one after the other. Under
+    zero_bubble weight gradients fill some of it, as far as there are micro-batches.
+    """
+    parallel, shown = config.parallel, _shown(times, config)
+    if parallel.schedule == "zero_bubble":
+        share = min(1.0, (config.train.num_microbatches(parallel.dp) - 1) / max(1, parallel.pp - 1))
+        shown = [each - share * min(work) for each, work in zip(shown, times, strict=True)]
     slowest = max(range(len(times)), key=lambda stage: times[stage].whole)
-    return (sum(shown) - shown[slowest]) / config.parallel.virtual_stages
+    return sum(shown) - shown[slowest]
 
 
 def waiting(times: Sequence[Work], hops: Sequence[Hop], config: Config) -> float:
