@@ -51,27 +51,21 @@ def waiting(times: Sequence[Work], hops: Sequence[Hop], config: Config) -> float
 
 
 def _rounds(times: Sequence[Work], hops: Sequence[Hop], config: Config) -> float:
-    """[s] That a stage waits, all micro-batches together, for one to come back from a later chunk: it begins `begun`
-    of a chunk meanwhile. The longest of all stages and later chunks. Before the first comes back, that chunk has run
-    some `ahead`; what is not whole rounds waits as between fewer stages, or for the link.
+    """[s] That a stage waits, all micro-batches together, for one to come back from a later chunk: it begins `begun` of
+    a chunk meanwhile, a round. Of the first round some go `ahead` that do not come back in turn: each is later than the
+    one before by what the slowest link between takes longer than the stages. The most of all stages and later chunks.
     """
     parallel, shown = config.parallel, _shown(times, config)
     pp, virtual, count = parallel.pp, parallel.virtual_stages, config.train.num_microbatches(parallel.dp)
-    slowest, found = max(work.whole for work in times) / virtual, 0.0
-    behind = [sum(2 * hop.whole + shown[chunk % pp] for chunk, hop in enumerate(hops[at:], at + 1)) for at in range(pp)]
+    slowest, others, found = max(work.whole for work in times) / virtual, count * virtual - 1, 0.0
     for first in range(pp):
         there_and_back, late = times[first].whole / virtual, 0.0
-        left = [0.0]  # by how many are no whole round
         for n, hop in enumerate(hops[first:], 2):
             last, begun = (first + n - 1) % pp, n if virtual == 1 else 2 * n - 1
             there_and_back += 2 * hop.whole + shown[last]
             late = max(late, hop.on_link - slowest)
-            left += [left[-1] + late * more for more in range(1, begun - len(left) + 1)]
-            ahead = min(_ahead(last, config), count * virtual - 1)
-            again, more = divmod(count * virtual - 1 - ahead, begun)
-            waits = there_and_back - begun * slowest
-            left.append(max(waits if again else 0.0, left[-1] + late))
-            found = max(found, again * waits + left[more] + ahead * late + max(0.0, ahead * hop.on_link - behind[last]))
+            ahead = min(_ahead(last, config), others)
+            found = max(found, (others - ahead) / begun * (there_and_back - begun * slowest) + ahead * late)
     return found
 
 
