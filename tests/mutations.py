@@ -5926,8 +5926,8 @@ MUTATIONS = [
     Mutation(
         "under zero bubble a plan's stages compute again for nothing",
         "planner/pipeline.py",
-        "durations=durations(parallel.recompute),",
-        "",
+        "/ parallel.pp, durations(parallel.recompute)",
+        "/ parallel.pp, Durations()",
         ("tests/planner/test_pipeline.py",),
     ),
     Mutation(

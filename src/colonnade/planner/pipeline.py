@@ -15,7 +15,7 @@ from colonnade.architecture.statement import Architecture, Unit
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig
 from colonnade.pipeline import theory
-from colonnade.pipeline.partition import chunks, cut
+from colonnade.pipeline.partition import chunks, cut, first_trained
 from colonnade.pipeline.schedule import all_actions
 from colonnade.pipeline.simulate import Durations, Simulation, simulate
 
@@ -74,7 +74,7 @@ def plan_pipeline(
     """
     architecture = architecture or architecture_of(model, vocab_size)
     held, work = chunks(architecture, parallel), seconds or unit_work(architecture)
-    run = partial(_simulate, parallel, num_microbatches, list(work.values()))
+    run = partial(_simulate, parallel, num_microbatches, architecture.units, list(work.values()))
     simulation, cuts_by_work = run([len(units) for units in held]), cut(list(work.values()), len(held))
     return PipelinePlan(
         schedule=parallel.schedule,
@@ -98,17 +98,26 @@ def durations(recompute: str) -> Durations:
 
 
 def _simulate(
-    parallel: ParallelConfig, num_microbatches: int, work: Sequence[float], counts: Sequence[int]
+    parallel: ParallelConfig,
+    num_microbatches: int,
+    units: Sequence[Unit],
+    work: Sequence[float],
+    counts: Sequence[int],
 ) -> Simulation:
-    """Run the schedule over chunks of so many units, given the work of each unit."""
+    """Run the schedule over chunks of so many units, given the work of each unit. Below the first trained chunk all
+    work is forward.
+    """
     ends = list(accumulate(counts, initial=0))
-    mean = sum(work) / parallel.pp
+    mean, each = sum(work) / parallel.pp, durations(parallel.recompute)
+    trained = first_trained([units[start:end] for start, end in pairwise(ends)])
+    forward = Durations(each.microbatch, 0.0, 0.0)
     return simulate(
         all_actions(parallel.schedule, parallel.pp, num_microbatches, parallel.virtual_stages),
         num_microbatches,
         virtual_stages=parallel.virtual_stages,
-        durations=durations(parallel.recompute),
+        durations=[forward if chunk < trained else each for chunk in range(len(counts))],
         sizes=[sum(work[start:end]) / mean for start, end in pairwise(ends)],
+        first_trained=trained,
     )
 
 
