@@ -2029,8 +2029,8 @@ MUTATIONS = [
     Mutation(
         "messages between any two stages take as long as those of the first two",
         "planner/estimate.py",
-        "for each in (number, to)]",
-        "for each in (0, 1)]",
+        "stages = number % layout.pp, to % layout.pp",
+        "stages = 0, 1",
         (ESTIMATE, "tests/planner/test_whole_estimate.py"),
     ),
     Mutation(

@@ -200,3 +200,12 @@ def test_of_actions_of_a_kind_the_median_counts() -> None:
     sections = [Section(None), *(Section(Action(*each)) for each in actions), Section(None)]  # type: ignore[arg-type]
     found = of_actions(sections, (99.0, 2.0, 9.0, 1.0, 5.0, 3.0, 99.0))
     assert found == {("F", 0): 2.0, ("B", 0): 5.0, ("F", 1): 3.0}
+
+
+@pytest.mark.parametrize(("beside", "far"), [(3, False), (4, False), (5, True), (8, True)])
+def test_a_message_takes_as_long_as_the_slowest_of_those_that_go_beside_it(beside: int, far: bool) -> None:
+    """Of five ranks in each of two stages on machines of eight, the last two send to another machine."""
+    cost = Cost(A100.having(island__size=8, node__size=8), 2 * beside)
+    slowest = max(cost.move("send", 10**8, (each, beside + each)) for each in range(beside))
+    assert cost.message(10**8, (0, 1), beside) == slowest
+    assert (slowest > cost.move("send", 10**8, (0, 1))) is far

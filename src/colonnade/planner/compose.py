@@ -193,12 +193,11 @@ class Composer:
     def _hops(self, config: Config) -> list[Hop]:
         """From each chunk but the last to the next."""
         units, held, parallel = self.architecture.units, self._held(config), config.parallel
-        apart, pp = parallel.dp * parallel.tp, parallel.pp
+        beside, pp = parallel.dp * parallel.tp, parallel.pp
 
         def hop(size: int, stage: int) -> Hop:
-            ranks = stage * apart, (stage + 1) % pp * apart
-            whole = self.cost.move("send", size, ranks)
-            return Hop(whole, whole - self.cost.move("send", 0, ranks))
+            whole, empty = (self.cost.message(each, (stage, (stage + 1) % pp), beside) for each in (size, 0))
+            return Hop(whole, whole - empty)
 
         def make() -> list[Hop]:
             sizes, starts = self._sizes(config), accumulate(held[0][:-1])

@@ -133,6 +133,12 @@ class Cost:
         }.get(operation, (1, size))
         return (self.hardware["island.call"] + messages * latency + moved / bandwidth) * self.sharing
 
+    def message(self, size: int, stages: Sequence[int], beside: int) -> float:
+        """[s] From a stage to another, of `beside` ranks each that all send at once: a step waits for the slowest.
+        Whatever boundary lies between two of them lies between the first two or the last two.
+        """
+        return max(self.move("send", size, [at * beside + each for at in stages]) for each in (0, beside - 1))
+
     def _link(self, ranks: Sequence[int]) -> tuple[float, float]:
         """(latency, bytes/s of a rank) of the slowest link in a ring of these ranks."""
         hardware = self.hardware

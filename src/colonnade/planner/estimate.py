@@ -236,8 +236,9 @@ def _links(
         for (action, chunk), size in _sent(walks[kind]).items():
             number = chunk_number(stage, chunk, layout.pp)
             to = number + (1 if action == "F" else -1)
-            ranks = [layout.rank_at(pp=each % layout.pp, dp=0, tp=0) for each in (number, to)]
-            links[number, to] = cost.move("send", size, ranks), cost.move("send", 0, ranks)
+            stages = number % layout.pp, to % layout.pp
+            whole, empty = (cost.message(each, stages, layout.dp * layout.tp) for each in (size, 0))
+            links[number, to] = whole, empty
     return links
 
 
