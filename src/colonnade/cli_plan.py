@@ -234,15 +234,21 @@ def _write_page(plan: "Plan", path: Path, *, as_json: bool) -> None:
 
 
 class _Progress:
-    """Says on stderr every ten seconds how far a search is, unless it is `quiet`."""
+    """Says on stderr, every ten seconds at most, how far a search is, unless it is `quiet`."""
 
     def __init__(self, quiet: bool) -> None:
         self.quiet, self._last = quiet, time.monotonic()
 
-    def __call__(self, found: "Search") -> None:
+    def __call__(self, words: str) -> None:
         if not self.quiet and time.monotonic() - self._last >= _EVERY_SECONDS:
             self._last = time.monotonic()
-            print(f"{found.tried:,} layouts so far, {len(found.fitting):,} fit", file=sys.stderr, flush=True)
+            print(words, file=sys.stderr, flush=True)
+
+    def tried(self, found: "Search") -> None:
+        self(f"{found.tried:,} layouts so far, {len(found.fitting):,} fit")
+
+    def planned(self, looked_at: int) -> None:
+        self(f"{looked_at} of the fastest planned on the real program so far")
 
 
 def _search(
@@ -269,11 +275,10 @@ def _search(
             )
     where, size = machine(on), vocab_size(settings.model, settings.data)
     count = ranks or settings.parallel.num_ranks
-    found = search(
-        settings, size, where, count, limit=None if memory is None else memory * 1e9, keep=keep, told=_Progress(as_json)
-    )
+    limit, progress = None if memory is None else memory * 1e9, _Progress(as_json)
+    found = search(settings, size, where, count, limit=limit, keep=keep, told=progress.tried)
     search_report.refuse_empty(found, count)
-    best = confirmed(found, size, where)
+    best = confirmed(found, size, where, told=progress.planned)
     if output is not None:
         search_report.write(best.candidate.config, output)
     print(search_report.as_json(found, best) if as_json else search_report.as_text(found, best, where, output))

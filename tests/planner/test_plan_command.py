@@ -163,18 +163,33 @@ def test_the_memory_of_a_search_is_in_gb(
 
 
 @pytest.mark.parametrize(
-    ("quiet", "lines"), [(False, ["8 layouts so far, 0 fit", "13 layouts so far, 0 fit"]), (True, [])]
+    ("quiet", "lines"),
+    [
+        (
+            False,
+            [
+                "8 layouts so far, 0 fit",
+                "13 layouts so far, 0 fit",
+                "0 of the fastest planned on the real program so far",
+                "2 of the fastest planned on the real program so far",
+            ],
+        ),
+        (True, []),
+    ],
 )
 def test_a_long_search_says_now_and_then_how_far_it_is(
     quiet: bool, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every ten seconds, of layouts that take two each."""
+    """Every ten seconds, of layouts that take two each, and of finalists that take six."""
     now = 0.0
     monkeypatch.setattr(cli_plan, "time", SimpleNamespace(monotonic=lambda: now))
     told = cli_plan._Progress(quiet)
     for tried in range(4, 17):
         now += 2.0
-        told(Search(1.0, tried=tried))
+        told.tried(Search(1.0, tried=tried))
+    for looked_at in range(3):
+        now += 6.0
+        told.planned(looked_at)
     answer = capsys.readouterr()
     assert (answer.out, answer.err.splitlines()) == ("", lines)
 

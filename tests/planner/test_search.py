@@ -267,7 +267,9 @@ def confirmed_of(
         return SimpleNamespace(seconds_per_step=seconds, memory=memory, spent={"checkpoints": checkpoints})
 
     monkeypatch.setattr("colonnade.planner.search.estimate", plan)
-    found = confirmed(Search(50.0, each_one), 64, A100)
+    told: list[int] = []
+    found = confirmed(Search(50.0, each_one), 64, A100, told=told.append)
+    assert told == list(range(found.looked_at))
     return each_one.index(found.candidate), found.looked_at
 
 

@@ -117,8 +117,12 @@ class Confirmed:
         return self.estimate.seconds_per_step - self.estimate.spent.get("checkpoints", 0.0)
 
 
-def confirmed(found: Search, vocab_size: int, hardware: Hardware) -> Confirmed:
-    """The fastest of the finalists that fits. More are looked at where none of them does."""
+def confirmed(
+    found: Search, vocab_size: int, hardware: Hardware, *, told: Callable[[int], object] = lambda _: None
+) -> Confirmed:
+    """The fastest of the finalists that fits. More are looked at where none of them does. `told`: how many have been,
+    before each.
+    """
     best: Confirmed | None = None
     looked_at, ways = 0, set[object]()
     for each in found.fitting:
@@ -127,6 +131,7 @@ def confirmed(found: Search, vocab_size: int, hardware: Hardware) -> Confirmed:
                 break
             if each.way in ways:
                 continue
+        told(looked_at)
         planned = estimate(each.config, vocab_size, hardware)
         looked_at += 1
         ways.add(each.way)
