@@ -89,14 +89,25 @@ def test_questions_with_other_content_are_told() -> None:
         "data.questions has other content than before: exact match and F1 of evaluations up to step 8 and behind it do "
         "not compare"
     )
-    corpus.questions.content, corpus.end_of_document = "b" * 64, 7
+    corpus.questions.content, corpus.end_of_document, corpus.tokenizer = "b" * 64, 7, None
     data = {"data.train": IDENTITY.to_json()}
-    assert data_metadata(corpus) == {"data": data, "questions": "b" * 64, "end_of_document": 7}
+    assert data_metadata(corpus, None) == {"data": data, "questions": "b" * 64, "end_of_document": 7}
     check_data(CHECKPOINT, metadata, config, corpus)
     assert what_to_say(CHECKPOINT, metadata, corpus) == (said, [said])
     for metadata.questions, questions in ((None, corpus.questions), ("a" * 64, None)):
         corpus.questions = questions
         assert what_to_say(CHECKPOINT, metadata, corpus) == ("", [])
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "own", "kept"), [(0, 1, 2, 0), (None, 0, 2, 0), (None, None, 2, 2), (None, None, None, None)]
+)
+def test_documents_end_as_the_files_say_else_as_the_weights_know_it_else_as_the_vocabulary_says(
+    file: int | None, before: int | None, own: int | None, kept: int | None
+) -> None:
+    _, _, corpus = other(allowed=False)
+    corpus.end_of_document, corpus.tokenizer = file, None if own is None else SimpleNamespace(end_of_document=own)
+    assert data_metadata(corpus, before)["end_of_document"] == kept
 
 
 def test_files_are_compared_with_what_a_checkpoint_knows(

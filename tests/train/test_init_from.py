@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 
 from colonnade.architecture.statement import Weight
+from colonnade.checkpoint.manifest import read_manifest
 from colonnade.checkpoint.plan import Shard
 from colonnade.config.compare import model_metadata
 from colonnade.config.load import load
@@ -104,11 +105,12 @@ def test_what_is_not_taken_is_told_with_what_means_something_else(
     shapes = {name: shape for name, shape in whole.shapes.items() if name != put_aside} | {"pooler.weight": (3, 3)}
     published = PublishedMetadata(begin=3)
     origin = replace(whole, shapes=shapes, unused=frozenset({put_aside}), published_by=lambda *_: published)
+    end = read_manifest(finished.newest).metadata["end_of_document"]
     told: Any = SimpleNamespace(event=lambda name, **fields: events.append(fields), say=lambda _: None)
     begin_from(origin, state, SimpleNamespace(tokenizer=None, vocab_size=VOCAB_SIZE), told)  # type: ignore[arg-type]
     (event,) = events
     assert (event["left"], event["new"]) == (["head.norm.bias", "pooler.weight"], ["head.norm.bias"])
-    assert state.published == published
+    assert state.published == published and end is not None and state.end_of_document == end
 
 
 def test_a_published_models_weights(finished: Finished, corpus: TinyCorpus, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from colonnade.checkpoint.manifest import Manifest, SavedFile
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.train.metadata import PublishedMetadata
-from colonnade.train.published import ends_of, object_of, published_at, unsaid_end, with_end_of
+from colonnade.train.published import end_behind, ends_of, object_of, published_at, unsaid_end, with_end_of
 
 NAMED, OWN = 4, 7
 
@@ -54,7 +54,7 @@ def with_ends(*names: str) -> Tokenizer:
 @pytest.mark.parametrize("later", ["<｜end▁of▁sentence｜>", "<EOS_TOKEN>", "[EOS]"])
 def test_documents_end_as_those_did_that_a_run_was_trained_on(tmp_path: Path, later: str) -> None:
     """Where the checkpoint does not say how, as with the versions that did not write it down, and a note says so. A
-    model that was converted was trained on none.
+    model that was converted has the one that was published with it.
     """
     both = with_ends("</s>", later)
     assert both.end_of_document == 1
@@ -65,11 +65,15 @@ def test_documents_end_as_those_did_that_a_run_was_trained_on(tmp_path: Path, la
         ({"end_of_document": None}, 0, True),
         ({}, 0, True),
         ({"converted_from": {}}, 1, False),
+        ({"converted_from": {"eos_token_id": 0}}, 0, False),
+        ({"converted_from": {"eos_token_id": [0, 1]}}, 1, False),
     ):
         manifest = checkpoint(tmp_path, **metadata)
         found = with_end_of(both, tmp_path, manifest)
         note = unsaid_end(found, tmp_path, manifest)
         assert (found.end_of_document, note is not None) == (end, noted), metadata
+        assert end_behind(tmp_path, manifest, both) == end
+        assert end_behind(tmp_path, manifest, None) == metadata.get("end_of_document")
         assert note is None or f"</s> is taken, as by versions that did not write it down, and not {later}." in note
         assert found.sha256 == both.sha256 and both.end_of_document == 1
 

@@ -825,6 +825,8 @@ def test_a_checkpoint_says_what_a_run_that_goes_on_is_held_against(corpus: TinyC
     assert found["loss_scale"]["value"] == settings.train.loss_scale and found["labels"] == []
     assert opened.tokenizer is not None and found["tokenizer_sha256"] == opened.tokenizer.sha256
     assert found["end_of_document"] == opened.tokenizer.end_of_document
+    began.end_of_document, silent = 3, replace(opened, end_of_document=None)
+    assert recovery._metadata(began, settings, Mesh(), silent)["end_of_document"] == 3
     assert found["versions"] == {"colonnade": recovery.__version__, "torch": torch.__version__}
     assert found["layout"] == str(Layout()) and found["model"]["vocab_size"] == VOCAB_SIZE
 

@@ -18,6 +18,7 @@ class Read:
 
     curriculum: object = None
     vocab_size: int = 9
+    tokenizer: str = "t"
 
 
 @pytest.mark.parametrize("kept", [None, ("a", "b")])
@@ -31,6 +32,7 @@ def test_what_lies_in_the_base_is_what_lay_there_when_the_run_began(
     metadata = SimpleNamespace(base=base, rollbacks=["r"], watch=watch, **said)
     monkeypatch.setattr(recovery, "load_found", lambda *_, **__: (tmp_path, None))
     monkeypatch.setattr(recovery, "metadata_of", lambda *_: metadata)
+    monkeypatch.setattr(recovery, "end_behind", lambda path, manifest, tokenizer: tokenizer)
     for name in ("shards_of", "model_metadata", "curriculum_of", "optimizer_of", "as_it_began", "in_force"):
         monkeypatch.setattr(recovery, name, lambda *_, **__: None)
     applied: list[object] = []
@@ -48,4 +50,5 @@ def test_what_lies_in_the_base_is_what_lay_there_when_the_run_began(
     assert recovery.restore(began, settings, corpus) == (tmp_path, metadata)
     assert began.base.weights == frozenset(kept or "z")
     assert (began.step, began.samples, began.skipped, began.published) == (3, 12, 1, "p")
+    assert began.end_of_document == "t"
     assert began.changes == ["c"] and applied == [["r", "s"], ["r"]]

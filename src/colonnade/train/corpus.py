@@ -69,7 +69,7 @@ class Corpus:
     questions: ScoredQuestions | None = None
     """That are answered at each evaluation."""
     end_of_document: int | None = None
-    """The token behind each document, as the first token file has it that says one; else the tokenizer's."""
+    """The token behind each document, as the first token file has it that says one."""
 
     @property
     def files(self) -> dict[str, TokenFile]:
@@ -196,10 +196,9 @@ def open_corpus(config: Config, earlier: Earlier = (), *, lasts: bool = True) ->
 
 
 def _end_of_document(corpus: Corpus) -> int | None:
-    sidecars = [read_sidecar(file) for file in corpus.files.values()]
+    sidecars = map(read_sidecar, corpus.files.values())
     said = (sidecar.end_of_document for sidecar in sidecars if sidecar is not None)
-    own = None if corpus.tokenizer is None else corpus.tokenizer.end_of_document
-    return next((end for end in said if end is not None), own)
+    return next((end for end in said if end is not None), None)
 
 
 def _check_labels(corpus: Corpus) -> None:

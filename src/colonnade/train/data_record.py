@@ -16,12 +16,16 @@ from colonnade.train.metadata import RunMetadata, config_of, metadata_of
 from colonnade.train.questions import content_of
 
 
-def data_metadata(corpus: Corpus) -> dict[str, Any]:
-    """What a checkpoint is to know of the data, and of the questions that are answered at evaluations."""
+def data_metadata(corpus: Corpus, end_before: int | None) -> dict[str, Any]:
+    """What a checkpoint is to know of the data, and of the questions that are answered at evaluations. `end_before`:
+    the token that ends documents for the weights that the run began from, or goes on with; None: unknown.
+    """
+    own = None if corpus.tokenizer is None else corpus.tokenizer.end_of_document
+    known = (corpus.end_of_document, end_before, own)
     return {
         "data": {key: identity.to_json() for key, identity in corpus.identities.items()},
         "questions": None if corpus.questions is None else corpus.questions.content,
-        "end_of_document": corpus.end_of_document,
+        "end_of_document": next((end for end in known if end is not None), None),
     }
 
 

@@ -36,7 +36,7 @@ from colonnade.train.corpus import Corpus
 from colonnade.train.metadata import PublishedMetadata, config_of, metadata_of
 from colonnade.train.monitor import Monitor
 from colonnade.train.newest import INITIALIZED, checkpoint_at
-from colonnade.train.published import published_at, published_in
+from colonnade.train.published import end_behind, published_at, published_in
 from colonnade.train.recovery import OPTIMIZER, shards_of
 from colonnade.train.state import TrainState
 from colonnade.train.sweep import sweep_instead
@@ -70,6 +70,8 @@ class Origin:
     """Names of what its classifier tells apart, from 0 on; none where they are unknown."""
     unused: frozenset[str] = frozenset()
     """Weights that are there, and mean something else than those of these names here."""
+    end_by: Callable[[Tokenizer | None], int | None] = lambda _: None
+    """The token that ends documents for them, to a tokenizer; None where nothing tells."""
 
     def leaves_drawn(self, stated: Mapping[str, Weight]) -> bool:
         """Whether it lacks weights of a model, or rows of them: there the model keeps what was drawn."""
@@ -174,6 +176,7 @@ def _of_checkpoint(path: Path, found: Path | None, named_by: str) -> Origin:
         tokenizer_at=found,
         fill=partial(_fill_from_checkpoint, found, tuple(weights)),
         published_by=partial(published_at, found, manifest),
+        end_by=partial(end_behind, found, manifest),
         labels=metadata.labels,
     )
 
@@ -293,9 +296,10 @@ def _clipped(shard: Shard, shape: tuple[int, ...]) -> list[Shard]:
 @torch.no_grad()
 def begin_from(origin: Origin, state: TrainState, corpus: Corpus, monitor: Monitor) -> None:
     """Put the weights of `origin` in the place of those that were drawn, and have the run keep what was published with
-    them; every rank calls this, before step 1.
+    them, and what ended their documents; every rank calls this, before step 1.
     """
     state.published = origin.published_by(corpus.tokenizer, corpus.vocab_size)
+    state.end_of_document = origin.end_by(corpus.tokenizer)
     stated = state.model.architecture.weights()
     mine = [shard for shard in shards_of(state, base=True) if not shard.name.startswith(OPTIMIZER)]
     common = [shard for shard in mine if shard.name in origin.shapes]

@@ -116,7 +116,8 @@ class RunMetadata(BaseModel):
     loss_scale: ScaleMetadata | None = None
     tokenizer_sha256: str | None = None
     end_of_document: Count | None = None
-    """The token behind each document that was trained on; None: there was none, or nobody wrote it down."""
+    """The token behind each document, as the token files say it, else the weights that the run began from, else the
+    tokenizer; None: there is none, or nobody wrote it down."""
     labels: tuple[str, ...] = ()
     """Names of what a classifier tells apart, from 0 on; none where they are unknown."""
     published: PublishedMetadata | None = None

@@ -107,18 +107,30 @@ def ends_of(path: Path, manifest: Manifest, tokenizer: Tokenizer) -> frozenset[i
 
 def with_end_of(tokenizer: Tokenizer, path: Path, manifest: Manifest) -> Tokenizer:
     """A checkpoint's tokenizer, with the token behind each document that its run was trained on. A run that does not
-    say it was one of an earlier version, and has the one of that.
+    say it was one of an earlier version, and has the one of that; a converted model has the one that its folder names.
     """
     said = metadata_of(path, manifest).end_of_document
-    if said is None and "converted_from" not in manifest.metadata:
+    if said is None and tokenizer.own_end != tokenizer.earlier_end:
         said = tokenizer.earlier_end
+        if "converted_from" in manifest.metadata:
+            published = published_at(path, manifest, tokenizer, tokenizer.vocab_size)
+            ends = () if published is None else published.ends
+            said = said if said in ends and tokenizer.own_end not in ends else None
     return tokenizer if said is None or said >= tokenizer.vocab_size else tokenizer.ending(said)
+
+
+def end_behind(path: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> int | None:
+    """The token that ends documents for the weights of a checkpoint; None where nothing tells."""
+    if tokenizer is None:
+        return metadata_of(path, manifest).end_of_document
+    return with_end_of(tokenizer, path, manifest).end_of_document
 
 
 def unsaid_end(tokenizer: Tokenizer, path: Path, manifest: Manifest) -> str | None:
     """What to say of a checkpoint that leaves open which of two tokens that was; its tokenizer is `with_end_of`."""
     taken, other = tokenizer.end_of_document, tokenizer.own_end
-    if taken is None or other is None or taken == other or metadata_of(path, manifest).end_of_document is not None:
+    is_said = "converted_from" in manifest.metadata or metadata_of(path, manifest).end_of_document is not None
+    if taken is None or other is None or taken == other or is_said:
         return None
     return (
         f"Note: {path} does not say which token ended the documents of its run: {tokenizer.names[taken]} is taken, as "

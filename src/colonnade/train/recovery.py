@@ -47,6 +47,7 @@ from colonnade.train.divergence import LossWatch
 from colonnade.train.metadata import RunMetadata, metadata_of
 from colonnade.train.monitor import Monitor
 from colonnade.train.newest import SAVED, find
+from colonnade.train.published import end_behind
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.save_retries import SaveRetries
 from colonnade.train.state import TrainState, optimizer_of
@@ -286,7 +287,7 @@ def _metadata(state: TrainState, config: Config, mesh: Mesh, corpus: Corpus) -> 
         "tokenizer_sha256": None if corpus.tokenizer is None else corpus.tokenizer.sha256,
         "labels": corpus.labels,
         "published": None if state.published is None else state.published.model_dump(),
-        **data_metadata(corpus),
+        **data_metadata(corpus, state.end_of_document),
         "layout": str(mesh.layout),
         "versions": {"colonnade": __version__, "torch": torch.__version__},
         "rollbacks": [each.model_dump() for each in state.rollbacks],
@@ -381,9 +382,7 @@ def restore(
     holders: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[Path, RunMetadata] | None:
     """Put `state` to where the run's newest checkpoint is, or `path`; which that was, if any. All ranks call this.
-    `config` may have changes of its own, which are those of `state`. `holders`: see `load_found`. Moments that it lacks
-    are zero then, whatever `state` has been through.
-    """
+    `config` may have changes of its own, those of `state`. `holders`: see `load_found`. Moments it lacks are zero."""
     run, began = Path(config.run.folder), as_it_began(config, state.changes)
     _clear_moments_(state)
     found = load_found(
@@ -403,6 +402,7 @@ def restore(
         state.base = replace(state.base, weights=frozenset(metadata.base.weights))
     state.step, state.samples, state.skipped = metadata.step, metadata.samples, metadata.skipped_steps
     state.published = metadata.published
+    state.end_of_document = end_behind(*found, corpus.tokenizer)
     if metadata.loss_scale is not None:
         state.loss_scale = state.loss_scale.resumed(metadata.loss_scale.model_dump())
     state.watch = LossWatch(**metadata.watch.model_dump())

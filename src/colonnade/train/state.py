@@ -69,6 +69,8 @@ class TrainState:
     """What is not saved with it; None: everything is."""
     published: PublishedMetadata | None = None
     """With the weights that it began from; None: it began from none that were published."""
+    end_of_document: int | None = None
+    """That the weights it began from, or goes on with, know; None: unknown."""
     drawn: bool = True
     """Whether the weights began as initial weights; False where they were to be loaded."""
     step: int = 0
