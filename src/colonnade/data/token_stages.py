@@ -154,8 +154,8 @@ class JoinTokens(Tokens):
                 state = self.setting.folder / "state"
                 raise DataError(
                     f"{path} ends documents with token {found}, and others with {self.end}: another version has made "
-                    f"it. Remove {state / 'tokens'} and {state / 'logs' / 'tokens'}, and start the same command again: "
-                    "both are made anew."
+                    f"it. Remove {state / 'tokens'}, and what is named tokens or join in {state / 'logs'} and in "
+                    f"{state / 'done'}, and start the same command again: all of it is made anew."
                 )
 
 
