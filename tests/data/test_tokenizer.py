@@ -345,6 +345,8 @@ def test_no_merge_is_left_out_by_chance(tokenizer: Tokenizer, tmp_path: Path, dr
         assert [each.encode(text) for _ in range(20)] == [tokenizer.encode(text)] * 20
         assert [each.encode(text, control=True) for _ in range(20)] == [tokenizer.encode(text, control=True)] * 20
     assert (found.sha256 == tokenizer.sha256) == (not dropout)
+    assert found.is_of(Tokenizer.from_json(found.published()).sha256), "a model that was exported is begun from"
+    assert found.is_of(tokenizer.sha256) and tokenizer.is_of(found.sha256) == (not dropout)
     assert not json.loads(found.published())["model"]["dropout"]
 
 

@@ -234,13 +234,17 @@ class Tokenizer:
 
     def is_of(self, sha256: str) -> bool:
         """Whether a fingerprint is this tokenizer's, or the one that earlier versions gave it: what they have written
-        leaves open how unusual added tokens are found.
+        leaves open how unusual added tokens are found. Or that of the same without BPE dropout, as exports have it.
         """
-        return sha256 in (self.sha256, self._earlier)
+        return sha256 in (self.sha256, self._earlier) or (self._dropout is not None and sha256 == self._plain)
 
     @cached_property
     def _earlier(self) -> str:
         return self._fingerprint(unusual=False)
+
+    @cached_property
+    def _plain(self) -> str:
+        return Tokenizer.from_json(self._inner.to_str()).sha256
 
     def _fingerprint(self, *, unusual: bool) -> str:
         content: dict[str, Any] = json.loads(self.to_json())
@@ -279,7 +283,6 @@ class Tokenizer:
             and content["normalizer"] is None
             and all(token["special"] for token in content["added_tokens"])
             and content["model"].get("type") == "BPE"
-            and not content["model"].get("dropout")
         )
 
     def byte_lengths(self) -> NDArray[np.int64]:
