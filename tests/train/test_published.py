@@ -14,7 +14,7 @@ from colonnade.checkpoint.manifest import Manifest, SavedFile
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.train.metadata import PublishedMetadata
-from colonnade.train.published import end_behind, ends_of, object_of, published_at, unsaid_end, with_end_of
+from colonnade.train.published import end_behind, end_in, ends_of, object_of, published_at, unsaid_end, with_end_of
 
 NAMED, OWN = 4, 7
 
@@ -76,6 +76,14 @@ def test_documents_end_as_those_did_that_a_run_was_trained_on(tmp_path: Path, la
         assert end_behind(tmp_path, manifest, None) == metadata.get("end_of_document")
         assert note is None or f"</s> is taken, as by versions that did not write it down, and not {later}." in note
         assert found.sha256 == both.sha256 and both.end_of_document == 1
+
+
+@pytest.mark.parametrize(("ends", "end"), [(0, 0), ([0, 1], None), (1, None), (None, None)])
+def test_documents_end_as_a_folder_of_hugging_face_says_where_the_vocabulary_leaves_a_choice(
+    tmp_path: Path, ends: object, end: int | None
+) -> None:
+    published: Any = SimpleNamespace(folder=tmp_path, facts={"eos_token_id": ends})
+    assert (end_in(published, with_ends("</s>", "[EOS]")), end_in(published, None)) == (end, None)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from colonnade.train.corpus import Corpus
 from colonnade.train.metadata import PublishedMetadata, config_of, metadata_of
 from colonnade.train.monitor import Monitor
 from colonnade.train.newest import INITIALIZED, checkpoint_at
-from colonnade.train.published import end_behind, published_at, published_in
+from colonnade.train.published import end_behind, end_in, published_at, published_in
 from colonnade.train.recovery import OPTIMIZER, shards_of
 from colonnade.train.state import TrainState
 from colonnade.train.sweep import sweep_instead
@@ -201,6 +201,7 @@ def _of_published(path: Path) -> Origin:
         fill=partial(_fill_from_published, published),
         published_by=partial(published_in, published),
         labels=published.labels,
+        end_by=partial(end_in, published),
     )
 
 

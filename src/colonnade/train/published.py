@@ -113,9 +113,7 @@ def with_end_of(tokenizer: Tokenizer, path: Path, manifest: Manifest) -> Tokeniz
     if said is None and tokenizer.own_end != tokenizer.earlier_end:
         said = tokenizer.earlier_end
         if "converted_from" in manifest.metadata:
-            published = published_at(path, manifest, tokenizer, tokenizer.vocab_size)
-            ends = () if published is None else published.ends
-            said = said if said in ends and tokenizer.own_end not in ends else None
+            said = _named_alone(tokenizer, published_at(path, manifest, tokenizer, tokenizer.vocab_size))
     return tokenizer if said is None or said >= tokenizer.vocab_size else tokenizer.ending(said)
 
 
@@ -124,6 +122,19 @@ def end_behind(path: Path, manifest: Manifest, tokenizer: Tokenizer | None) -> i
     if tokenizer is None:
         return metadata_of(path, manifest).end_of_document
     return with_end_of(tokenizer, path, manifest).end_of_document
+
+
+def end_in(published: Published, tokenizer: Tokenizer | None) -> int | None:
+    """Likewise for a folder of Hugging Face."""
+    if tokenizer is None:
+        return None
+    return _named_alone(tokenizer, published_in(published, tokenizer, tokenizer.vocab_size))
+
+
+def _named_alone(tokenizer: Tokenizer, published: PublishedMetadata | None) -> int | None:
+    """The end that earlier versions took, where weights were published with it, and not with the one taken now."""
+    ends = () if published is None else published.ends
+    return tokenizer.earlier_end if tokenizer.earlier_end in ends and tokenizer.own_end not in ends else None
 
 
 def unsaid_end(tokenizer: Tokenizer, path: Path, manifest: Manifest) -> str | None:
