@@ -11180,6 +11180,13 @@ MUTATIONS = [
         "ended.status",
         ("tests/train/test_restarts.py",),
     ),
+    Mutation(
+        "a run on token files that do not say what ends documents forgets what its weights know of it",
+        "train/data_record.py",
+        "known = (corpus.end_of_document, end_before, own)",
+        "known = (corpus.end_of_document, own)",
+        ("tests/train/test_data_record.py",),
+    ),
 ]
 
 
