@@ -10112,8 +10112,8 @@ MUTATIONS = [
     Mutation(
         "what the disk refuses behind the steps of a first start ends the run",
         "train/restarts.py",
-        "        if step != before:\n            kind = kind_of(ended, killed_for_memory=killed, again=True)\n",
-        "",
+        "        if not self.attempts and stop is not None and step in before:\n",
+        "        if not self.attempts:\n",
         ("tests/train/test_restarts.py",),
     ),
     Mutation(

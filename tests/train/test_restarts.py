@@ -218,10 +218,34 @@ def test_a_disk_that_refuses_the_first_start_is_told_at_once(fake: Any) -> None:
         assert status == 2 and names(made.run)[-2:] == ["fault", "no restart"]
 
 
+def test_nor_are_steps_made_where_those_behind_the_checkpoint_are_taken_away(fake: Any) -> None:
+    """As by a run that goes on, before its first step."""
+
+    def cut(run: Path) -> Ended:
+        (run / "metrics.jsonl").write_text('{"step": 10}\n')
+        return refused()
+
+    fake(after(DONE, 10))
+    status, made = fake(cut)
+    assert status == 2 and names(made.run) == ["fault", "no restart"]
+
+
 def test_what_it_refuses_behind_a_step_of_the_first_start_is_waited_out(fake: Any) -> None:
     """As where a change in mid-run reads other data, for whose copy there is no room."""
     status, made = fake(after(refused(), 10), after(DONE, 20))
     assert (status, made.slept, names(made.run)) == (0, [10.0], ["fault", "restart"])
+
+
+@pytest.mark.parametrize("times", [1, TRIES])
+def test_so_it_is_where_the_folder_is_away_with_it(fake: Any, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """For a moment, or for so long that nobody knows of steps."""
+
+    def gone(run: Path) -> Ended:
+        lost("metrics.jsonl", monkeypatch, times)
+        return after(refused(), 10)(run)
+
+    status, made = fake(gone, after(DONE, 20))
+    assert status == 0 and names(made.run) == ["fault", "restart"]
 
 
 def test_no_room_for_temporary_files_is_waited_out_too(fake: Any, tmp_path: Path) -> None:

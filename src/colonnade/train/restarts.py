@@ -223,11 +223,11 @@ class Restarts:
         return None
 
     def _attempt(self, ended: Ended, places: Sequence[int], oom_kills: int) -> Attempt:
-        cause, before, killed = ended.cause, self.seen[0], _oom_kills() > oom_kills
-        kind = kind_of(ended, killed_for_memory=killed, again=bool(self.attempts))
+        cause, before, killed = ended.cause, self.seen, _oom_kills() > oom_kills
+        kind = kind_of(ended, killed_for_memory=killed, again=True)
         stop, step, saved = self._left(patiently=kind not in ENDS or self.recalled)
-        if step != before:
-            kind = kind_of(ended, killed_for_memory=killed, again=True)
+        if not self.attempts and stop is not None and step in before:
+            kind = kind_of(ended, killed_for_memory=killed)
         if self.recalled and ended.status == UNFINISHED and not stop:
             kind = Kind.RECALLED
         self.recalled = False
@@ -240,12 +240,12 @@ class Restarts:
             0.0 if cause is None else cause.noticed,
         )
 
-    def _left(self, *, patiently: bool) -> tuple[bool, int, int]:
+    def _left(self, *, patiently: bool) -> tuple[bool | None, int, int]:
         """What the last start has left: whether the run is to stop, its last step and its newest checkpoint. Where its
-        folder cannot be looked into, also after a while: what was known before.
+        folder cannot be looked into, also after a while: None, and what was known before.
         """
 
-        def look() -> bool:
+        def look() -> bool | None:
             self._check_folder()
             stop, leave = (self._folder / STOP_FILE).exists(), self._folder / LEAVE_FILE
             self.seen = last_step(self._folder / METRICS), self._saved()
@@ -253,7 +253,7 @@ class Restarts:
                 leave.unlink(missing_ok=True)
             return stop
 
-        return _patiently(look, lambda: False, tries=TRIES if patiently else 1), *self.seen
+        return _patiently(look, lambda: None, tries=TRIES if patiently else 1), *self.seen
 
     def _saved(self) -> int:
         saved = newest_step(checkpoints(self._folder))
