@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from colonnade import __version__
-from colonnade.errors import DataError
+from colonnade.errors import DataError, DiskError
 from colonnade.evaluation.perplexity import Perplexity
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
@@ -99,8 +99,9 @@ def test_a_report_is_one_object_or_lines_with_notes(capsys: pytest.CaptureFixtur
         assert capsys.readouterr().out == f"{line}\nNote: first.\nNote: second.\nhalf of it\n"
 
 
+@pytest.mark.parametrize("error", [DataError, DiskError, OSError])
 def test_a_report_is_told_though_the_corpus_beside_it_cannot_be_read(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once, with the overlap or without; no corpus is asked for where none is named."""
     report = measure.Report(Measured("perplexity", {}, {}, "loss 1.5"), {})
@@ -109,7 +110,7 @@ def test_a_report_is_told_though_the_corpus_beside_it_cannot_be_read(
     def overlap(corpus: list[Path], test: Path, checkpoint: Path) -> Any:
         compared.append((corpus, test, checkpoint))
         if corpus == [Path("bad")]:
-            raise DataError("bad cannot be read")
+            raise error("bad cannot be read")
         return SimpleNamespace(summary=lambda: "half of it")
 
     monkeypatch.setattr(measure, "_overlap_with", overlap)
@@ -117,7 +118,7 @@ def test_a_report_is_told_though_the_corpus_beside_it_cannot_be_read(
     assert capsys.readouterr().out == "loss 1.5\n" and not compared
     measure.show_with_overlap(report, [Path("good")], Path("test"), Path("step"), as_json=False)
     assert capsys.readouterr().out == "loss 1.5\nhalf of it\n"
-    with pytest.raises(DataError, match="bad cannot be read"):
+    with pytest.raises(error, match="bad cannot be read"):
         measure.show_with_overlap(report, [Path("bad")], Path("test"), Path("step"), as_json=False)
     assert capsys.readouterr().out == "loss 1.5\n"
     assert compared == [([Path(name)], Path("test"), Path("step")) for name in ("good", "bad")]

@@ -31,9 +31,7 @@ from colonnade.errors import ZIP_FAULTS
 
 BUFFER = 1 << 20  # bytes; larger writes go past it
 BLOCK = 1 << 24  # bytes read at a time where they do not go straight to their place
-MOST_AT_ONCE = (
-    1 << 30
-)  # bytes asked for in one read: macOS refuses more than 2 GiB, of which Linux gives the first part
+MOST_AT_ONCE = 1 << 30  # bytes asked for in one read: macOS refuses more than 2 GiB
 LOCAL_HEADER = 30  # bytes of a zip entry's header before its name (APPNOTE.TXT, 4.3.7)
 
 

@@ -12,7 +12,7 @@ from colonnade import __version__
 from colonnade.control_groups import num_cores
 from colonnade.data.gpt_dataset import cut_of
 from colonnade.data.sidecar import hash_file
-from colonnade.errors import ConfigError, DataError
+from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.evaluation.file import BATCH_SIZE, perplexity_of_file, perplexity_of_wikitext
 from colonnade.evaluation.lambada import BATCH_SIZE as PASSAGES
 from colonnade.evaluation.lambada import evaluate_lambada
@@ -165,11 +165,11 @@ def _progress(what: str, mesh: Mesh) -> Progress:
 def show_with_overlap(report: Report, corpus: list[Path], test: Path, checkpoint: Path, *, as_json: bool) -> None:
     """Print a report, with the overlap of its test set with `corpus` where that names any.
 
-    A corpus that cannot be read raises its DataError behind the report, which may have taken hours.
+    A corpus that cannot be read raises its error behind the report, which may have taken hours.
     """
     try:
         overlaps = _overlap_with(corpus, test, checkpoint) if corpus else None
-    except DataError:
+    except (ColonnadeError, OSError):
         report.show(as_json=as_json)
         raise
     report.show(as_json=as_json, overlaps=overlaps)
