@@ -34,5 +34,7 @@ def files_beside(vocabulary: Path) -> tuple[Path, ...]:
 
 
 def templates_in(folder: Path) -> tuple[Path, ...]:
-    """The chat templates that newer folders have in files of their own: JINJA, and others by name in BY_NAME."""
-    return tuple(path for path in (folder / JINJA, *sorted((folder / BY_NAME).glob("*.jinja"))) if path.is_file())
+    """The chat templates that newer folders have in files of their own: JINJA, and others by name in BY_NAME. What is
+    hidden there are attributes, of macOS.
+    """
+    return tuple(path for path in (folder / JINJA, *sorted((folder / BY_NAME).glob("[!.]*.jinja"))) if path.is_file())

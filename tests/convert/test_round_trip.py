@@ -212,7 +212,9 @@ def test_chat_templates_by_name_in_files_of_their_own_are_kept(tmp_path: Path) -
     published = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "theirs")
     published.chat_template = texts
     published.save_pretrained(tmp_path / "theirs")
-    assert (tmp_path / "theirs" / "additional_chat_templates" / "tool_use.jinja").read_text() == "for tools"
+    named = tmp_path / "theirs" / "additional_chat_templates"
+    assert (named / "tool_use.jinja").read_text() == "for tools"
+    (named / "._tool_use.jinja").write_bytes(b"\0\5\x16\7\xff")  # its attributes, of macOS
     converted(tmp_path / "theirs", tmp_path / "ours")
     kept = json.loads((tmp_path / "ours" / "tokenizer_config.json").read_text())["chat_template"]
     assert kept == [{"name": name, "template": text} for name, text in texts.items()]
