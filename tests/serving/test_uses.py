@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from colonnade.checkpoint.manifest import Manifest, SavedFile
+from colonnade.checkpoint.manifest import SavedFile
 from colonnade.data.chat_template import ChatTemplate
 from colonnade.data.conversation import Chat
 from colonnade.errors import CheckpointError, ConfigError, DataError, LayoutError
@@ -187,7 +187,7 @@ def test_a_text_goes_on_in_its_line_and_an_answer_stands_below_its_question(
 
 def test_a_tokenizer_is_asked_for_where_there_is_none(finished: Finished, tmp_path: Path) -> None:
     """One that was put beside the checkpoint's files is taken, if it is text."""
-    contents = Manifest(1, {}, {}, {})
+    contents = replace(trained.described(finished.newest)[0], files={})
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json, because the run had no data\.tokenizer"):
         tokenizer_of(tmp_path, contents)
     (tmp_path / "tokenizer.json").write_bytes((finished.newest / "tokenizer.json").read_bytes())
