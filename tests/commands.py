@@ -178,7 +178,7 @@ def become(
     status = 70
     try:
         torch.set_num_threads(1)  # before anything: the parent's thread pool does not exist here
-        launch.num_cores = lambda: 1
+        vars(launch)["num_cores"] = lambda: 1
         os.environ.pop(launch.OPENMP, None)
         for number, stream in enumerate(streams, 1):
             os.dup2(stream.fileno(), number)
