@@ -11187,6 +11187,48 @@ MUTATIONS = [
         "known = (corpus.end_of_document, own)",
         ("tests/train/test_data_record.py",),
     ),
+    Mutation(
+        "a segment without documents ends the join",
+        "data/token_stages.py",
+        "not in (None, self.end)",
+        "!= self.end",
+        ("tests/data/test_token_stages.py",),
+    ),
+    Mutation(
+        "one named template without a default is taken for the default",
+        "data/tokenizer_config.py",
+        'if named.keys() == {"default"} else several',
+        "if len(named) == 1 else several",
+        ("tests/examples/test_chat.py",),
+    ),
+    Mutation(
+        "losses that are no numbers are let through unless all are",
+        "evaluation/continuations.py",
+        "np.isnan(losses).any()",
+        "np.isnan(losses).all()",
+        ("tests/evaluation/test_continuations.py",),
+    ),
+    Mutation(
+        "units that follow one another from the last to the first are not counted",
+        "planner/compose.py",
+        "for at in range(len(units)))",
+        "for at in range(max(1, len(units) - count + 1)))",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "work of frozen chunks is simulated as a third",
+        "planner/pipeline.py",
+        "Durations(each.microbatch, 0.0, 0.0)",
+        "Durations(each.forward, 0.0, 0.0)",
+        ("tests/planner/test_pipeline.py",),
+    ),
+    Mutation(
+        "--keep parallel.schedule does not hold without a pipeline",
+        "planner/search.py",
+        'yield from [config] * keeps(schedule="1f1b", virtual_stages=1)',
+        "yield config",
+        ("tests/planner/test_search.py",),
+    ),
 ]
 
 

@@ -138,6 +138,13 @@ def test_segments_that_end_documents_in_two_ways_are_not_joined(cleaned: Path, t
     assert "named tokens or join in " in str(told.value), "else files that were joined before are taken for done"
 
 
+def test_a_task_that_kept_no_document_of_a_part_leaves_those_of_the_others(cleaned: Path, tokenizer: Tokenizer) -> None:
+    (cleaned / "train" / "00002.jsonl").write_text("")
+    make(cleaned, tokenizer, tokenizer.end_of_document)
+    join(cleaned, tokenizer, tokenizer.end_of_document)
+    assert texts(cleaned, "train", tokenizer) == [f"Été train {task}" for task in (0, 1, 3, 4)]
+
+
 def test_a_list_that_was_killed_before_it_was_marked_as_done_is_made_again(cleaned: Path, tokenizer: Tokenizer) -> None:
     make(cleaned, tokenizer, tokenizer.end_of_document)
     join(cleaned, tokenizer, tokenizer.end_of_document)

@@ -81,6 +81,18 @@ def test_weights_that_are_no_numbers_are_refused() -> None:
         score(model, CONTINUATIONS, mesh=Mesh(), batch_size=3)
 
 
+def test_so_are_weights_with_which_the_loss_of_a_single_text_is_no_number() -> None:
+    """Here those of a position that the longest of them alone has."""
+    model = tiny_gpt(Axis("tp"))
+    longest = max(len(each.context) + len(each.target) for each in CONTINUATIONS)
+    assert model.embedding.positions is not None
+    model.embedding.positions.weight.data[longest - 2] = math.nan
+    shorter = [each for each in CONTINUATIONS if len(each.context) + len(each.target) < longest]
+    assert len(shorter) == len(CONTINUATIONS) - 1 and len(score(model, shorter, mesh=Mesh(), batch_size=3).losses) == 6
+    with pytest.raises(CheckpointError, match="the model's losses of what is scored are not finite: its weights are"):
+        score(model, CONTINUATIONS, mesh=Mesh(), batch_size=3)
+
+
 def test_every_token_of_a_target_has_to_be_the_likeliest() -> None:
     """With the right tokens before it, a likeliest last token alone is not enough, nor a likeliest first one."""
     model, context = tiny_gpt(Axis("tp")), list(CONTINUATIONS[1].context)

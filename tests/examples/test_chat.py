@@ -146,9 +146,10 @@ def test_a_template_in_a_file_of_its_own_goes_before_the_one_in_the_configuratio
 def test_templates_by_name_in_files_of_their_own_are_those_of_transformers(tools: Any, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "t", [{"name": "tool_use", "template": "of the configuration"}])
     (folder / "additional_chat_templates").mkdir()
-    (folder / "additional_chat_templates" / "rag.jinja").write_text("for documents")
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools | tojson }}" + CHATML)
     assert template_beside(folder) is None, "there is no default"
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("for documents")
+    assert template_beside(folder) is None
     (folder / "chat_template.jinja").write_text(CHATML)
     found = chat_of(folder).template.render(TALK, tools=tools)
     assert found.text == theirs(folder).apply_chat_template(TALK, tools=tools, tokenize=False)

@@ -268,6 +268,20 @@ def test_a_large_table_takes_memory_as_it_does_in_a_run(monkeypatch: pytest.Monk
     assert composed == pytest.approx(held.state + held.buffers, rel=0.05)
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+def test_two_large_tables_of_a_stage_take_no_more_memory_in_a_run(
+    monkeypatch: pytest.MonkeyPatch, zero: Literal[2, 3]
+) -> None:
+    """There the gradients of one are on their way while the other's are made, of the micro-batch behind it."""
+    monkeypatch.setattr(Composer, "_costs", lambda *_: Costs(defaultdict(lambda: UnitCost(0, 0, 0, 0, 0, 0)), {}))
+    case = Case(drop=0.0, precision="bf16", vocab_size=20_000, hidden_size=64, num_layers=6, tied=False)
+    found = configured(case, Way(dp=2, zero=zero, micro_batch_size=1))
+    parts = trained_architecture(found, 20_000)
+    held = rank_memory(found.model, found.parallel, found.train, vocab_size=20_000, architecture=parts)
+    composed = Composer(found, 20_000, Cost(A100, 8)).compose(found)[1]
+    assert held.state + held.buffers <= composed <= 1.15 * (held.state + held.buffers)
+
+
 def test_a_unit_keeps_what_it_makes_and_hands_on_and_no_more() -> None:
     """What it hands on as it came is another's. It works with the most that either half makes, beside what it keeps."""
     kept = OfAUnit(100, (Handed(30), Handed(50, source=0), Handed(7)), forward=150, backward=40)

@@ -64,6 +64,8 @@ def test_a_stage_without_anything_trained_runs_forward_alone_and_waits_for_no_gr
     events = plan.simulation.events[0]
     assert [event.action.kind for event in events if event.end > event.start] == ["F"] * 8
     assert all(before.end == event.start for before, event in pairwise(events))
+    frozen, trained = plan.stages
+    assert frozen.busy / trained.busy == pytest.approx(frozen.work / trained.work)
 
 
 def test_full_recomputation_adds_a_forward_to_every_backward() -> None:

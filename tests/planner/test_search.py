@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from colonnade.planner.estimate import estimate
 from colonnade.planner.estimate_report import as_json as estimate_json
 from colonnade.planner.hardware import hardware
 from colonnade.planner.ranks import largest, plan_run
-from colonnade.planner.search import Candidate, Confirmed, Search, candidates, confirmed, refusal, search
+from colonnade.planner.search import Candidate, Confirmed, Search, _keeps, candidates, confirmed, refusal, search
 from colonnade.planner.search_report import as_json, as_text, layout_in_words, refuse_empty, write
 from colonnade.planner.unit_times import unit_costs
 from tests.parity.runs import Case, Way, configured
@@ -338,7 +338,12 @@ def test_a_search_leaves_the_keys_that_it_is_told_to_keep(monkeypatch: pytest.Mo
 
 
 def tried(
-    num_ranks: int = 8, *, attention_dropout: float = 0.0, parallel: Mapping[str, Any] | None = None, **train: Any
+    num_ranks: int = 8,
+    *,
+    attention_dropout: float = 0.0,
+    parallel: Mapping[str, Any] | None = None,
+    keeps: Callable[..., bool] = lambda *_, **__: True,
+    **train: Any,
 ) -> list[Config]:
     """The layouts that are looked at, of four units on nodes of two devices, each pipeline cut in one way."""
     composer: Any = SimpleNamespace(
@@ -353,7 +358,7 @@ def tried(
         "model": config().model.model_copy(update={"attention_dropout": attention_dropout}),
         "parallel": config().parallel.model_copy(update=dict(parallel or {})),
     }
-    return list(candidates(config().model_copy(update=changed), composer, num_ranks))
+    return list(candidates(config().model_copy(update=changed), composer, num_ranks, keeps))
 
 
 def test_all_sizes_of_every_axis_are_looked_at_up_to_their_limits() -> None:
@@ -387,6 +392,15 @@ def test_what_is_not_looked_at_is_as_usual_whatever_the_configuration_has() -> N
     keys = {"recompute_every": 1, "schedule": "1f1b", "virtual_stages": 1, "partition": "layers", "cuts": ()}
     found = [each.parallel for each in tried(1, parallel=other)]
     assert found and all({key: getattr(each, key) for key in keys} == keys for each in found)
+
+
+@pytest.mark.parametrize(("schedule", "stages"), [("1f1b", {1, 2, 4}), ("zero_bubble", {2, 4}), ("interleaved", {2})])
+def test_a_schedule_that_is_kept_leaves_layouts_of_one_stage_out_unless_it_is_theirs(
+    schedule: str, stages: set[int]
+) -> None:
+    """They run one forward and one backward in turn, whatever the configuration has."""
+    found = [each.parallel for each in tried(keeps=partial(_keeps, {"parallel.schedule": schedule}))]
+    assert {each.pp for each in found} == stages and {each.schedule for each in found} == {schedule}
 
 
 def test_a_layout_that_cannot_be_has_a_reason_in_a_few_words() -> None:
