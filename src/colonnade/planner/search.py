@@ -229,7 +229,8 @@ def _with(config: Config, micro_batch: int, parallel: Mapping[str, Any]) -> Conf
 def _pipelines(config: Config, composer: Composer, pp: int, units: int, keeps: Callable[..., bool]) -> Iterator[Config]:
     """The ways to run and to cut a pipeline of `pp` stages."""
     if pp == 1:
-        yield from [config] * keeps(schedule="1f1b", virtual_stages=1)
+        if keeps(schedule="1f1b", virtual_stages=1):
+            yield config
         return
     several = (("interleaved", each) for each in (2, MOST_VIRTUAL) if pp <= units // each)
     for schedule, virtual in (("1f1b", 1), ("zero_bubble", 1), *several):
