@@ -3754,8 +3754,8 @@ MUTATIONS = [
     Mutation(
         "of a machine without GPUs a run on GPUs is planned",
         "cli_plan.py",
-        '    return load_for_plan(config, [*overrides, f"train.device={kind}"])',
-        "    return settings",
+        '    settings = load_for_plan(config, [*overrides, f"train.device={kind}"])\n',
+        "",
         ("tests/planner/test_plan_command.py",),
     ),
     Mutation(
@@ -11228,6 +11228,13 @@ MUTATIONS = [
         'if keeps(schedule="1f1b", virtual_stages=1):',
         "if True:",
         ("tests/planner/test_search.py",),
+    ),
+    Mutation(
+        "a plan has its number format from the device, whatever the run that is there has",
+        "train/start.py",
+        '    if "train.precision" in _kept(content):\n        return',
+        '    if "train.precision" in _kept(content) and not content:\n        return',
+        ("tests/planner/test_plan_command.py",),
     ),
 ]
 

@@ -100,11 +100,11 @@ def plan(
 
     file = TomlFile.read(config)
     overrides = [*(overrides or []), *_copies(file, overrides or [], None if search else ranks)]
-    settings = _settings(file, overrides, on)
+    settings, precision = _settings(file, overrides, on)
     if search and on is not None:
-        _search(settings, on, ranks, memory, keep or [], output, html, as_json=as_json)
+        _search(settings, precision, on, ranks, memory, keep or [], output, html, as_json=as_json)
     else:
-        _plan(settings, on, output, html, draw=draw, measure=measure, as_json=as_json)
+        _plan(settings, precision, on, output, html, draw=draw, measure=measure, as_json=as_json)
 
 
 def _check(run: Path, html: Path | None, *, alone: bool, as_json: bool) -> None:
@@ -133,13 +133,13 @@ def _refuse_what_has_no_effect(
         )
 
 
-def _settings(config: "TomlFile", overrides: list[str], on: str | None) -> "Config":
-    """The configuration, of a run on the device that the machine has."""
-    from colonnade.train.start import load_for_plan
+def _settings(config: "TomlFile", overrides: list[str], on: str | None) -> tuple["Config", str]:
+    """The configuration, of a run on the device that the machine has, and its number format in words."""
+    from colonnade.train.start import load_for_plan, precision_in_words
 
     settings = load_for_plan(config, overrides)
     if on is None:
-        return settings
+        return settings, precision_in_words(settings, config, overrides)
     from colonnade.planner.hardware import hardware as machine
 
     kind, device = machine(on).kind, settings.train.device
@@ -148,7 +148,8 @@ def _settings(config: "TomlFile", overrides: list[str], on: str | None) -> "Conf
             f'train.device = "{device}", and --hardware {on} computes on "{kind}". Name another machine, or set '
             f'train.device = "{kind}".'
         )
-    return load_for_plan(config, [*overrides, f"train.device={kind}"])
+    settings = load_for_plan(config, [*overrides, f"train.device={kind}"])
+    return settings, precision_in_words(settings, config, overrides)
 
 
 def _copies(config: "TomlFile", overrides: list[str], ranks: int | None) -> list[str]:
@@ -169,6 +170,7 @@ def _copies(config: "TomlFile", overrides: list[str], ranks: int | None) -> list
 
 def _plan(
     settings: "Config",
+    precision: str,
     on: str | None,
     output: Path | None,
     html: Path | None,
@@ -201,6 +203,7 @@ def _plan(
         pipeline_report.write_picture(found, output)
     if not as_json:
         width = shutil.get_terminal_size((120, 24)).columns
+        print(f"precision: {precision}")
         print(pipeline_report.as_text(found, picture=draw, width=width), flush=True)
 
     with imports_stay():
@@ -209,7 +212,8 @@ def _plan(
 
     held = ranks.plan_run(settings, size)
     timed = None if where is None else estimate(settings, size, where)
-    told: dict[str, Any] = {**pipeline_report.as_json(found), **ranks.as_json(held)}
+    told: dict[str, Any] = {"precision": settings.train.precision}
+    told |= {**pipeline_report.as_json(found), **ranks.as_json(held)}
     if not as_json:
         print(f"\n{ranks.as_text(held)}", flush=True)
     if timed is not None:
@@ -220,7 +224,7 @@ def _plan(
         from colonnade.planner import page
 
         walks = page.walks_of(settings, size) if timed is None else timed.walks
-        _write_page(page.Plan(settings, found, held, walks, timed), html, as_json=as_json)
+        _write_page(page.Plan(settings, precision, found, held, walks, timed), html, as_json=as_json)
     if as_json:
         print(json_of(told))
 
@@ -253,6 +257,7 @@ class _Progress:
 
 def _search(
     settings: "Config",
+    precision: str,
     on: str,
     ranks: int | None,
     memory: float | None,
@@ -281,11 +286,14 @@ def _search(
     best = confirmed(found, size, where, told=progress.planned)
     if output is not None:
         search_report.write(best.candidate.config, output)
-    print(search_report.as_json(found, best) if as_json else search_report.as_text(found, best, where, output))
+    if as_json:
+        print(search_report.as_json(found, best))
+    else:
+        print(f"precision: {precision}\n{search_report.as_text(found, best, where, output)}")
     if html is not None:
         from colonnade.planner import page
 
-        _write_page(page.of_search(found, best, size), html, as_json=as_json)
+        _write_page(page.of_search(found, best, size, precision), html, as_json=as_json)
 
 
 def hardware(

@@ -49,7 +49,7 @@ def plan(*, timed: bool = True) -> Plan:
     pipeline = plan_pipeline(settings.model, settings.parallel, num_microbatches=4, vocab_size=64)
     found = estimate(settings, 64, A100, every_rank=False) if timed else None
     walks = walks_of(settings, 64) if found is None else found.walks
-    return Plan(settings, pipeline, plan_run(settings, 64), walks, found)
+    return Plan(settings, settings.train.precision, pipeline, plan_run(settings, 64), walks, found)
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ def test_a_search_shows_its_front() -> None:
     found: Search = search(settings, 64, A100, 2)
     best = replace(found.fitting[0], config=settings)
     assert plan().estimate is not None
-    shown = of_search(found, Confirmed(best, plan().estimate, 3), 64)  # type: ignore[arg-type]
+    shown = of_search(found, Confirmed(best, plan().estimate, 3), 64, "bf16")  # type: ignore[arg-type]
     text = page(shown)
     dots = text.split("<b>Layouts</b>")[1].split("</figure>")[0]
     assert dots.count('class="dots c0"') == len(found.front) and dots.count('class="dots c1"') == 1
@@ -273,7 +273,7 @@ def test_the_page_of_a_search_has_the_ranks_and_the_schedule_of_the_best() -> No
     timed: Any = SimpleNamespace(ranks=ranks(), walks={7: None})
     candidate = Candidate(best, 1.0, 1_000, {"products": 1.0})
     found, confirmed = Search(1e9, [candidate]), Confirmed(candidate, timed, 1)
-    shown = of_search(found, confirmed, 64)
+    shown = of_search(found, confirmed, 64, "bf16")
     assert (shown.config, shown.ranks, shown.walks, shown.estimate) == (best, timed.ranks, timed.walks, timed)
     assert shown.pipeline.num_microbatches == 2 and shown.search == (found, confirmed)
 

@@ -52,7 +52,7 @@ def test_it_prints_the_partition_and_the_picture(
     output = tmp_path / "pictures" / "schedule.svg"
     assert run(monkeypatch, config, "--draw", "--output", str(output)) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("1f1b: 4 stages, 8 micro-batches a step\n")
+    assert printed.split("\n", 1)[1].startswith("1f1b: 4 stages, 8 micro-batches a step\n")
     assert "blocks 5, head" in printed and "stage 3 │" in printed
     assert " parameters on 4 ranks (pp4 dp1 tp1)\n" in printed and "traffic of a rank in a step" in printed
     assert output.read_text().startswith("<svg")
@@ -72,6 +72,7 @@ def test_json_is_one_object_and_nothing_else(
     assert run(monkeypatch, config, *overrides, "--draw", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["schedule"], found["virtual_stages"], found["num_microbatches"]) == ("interleaved", 2, 8)
+    assert found["precision"] == "bf16"
     assert [len(stage["chunks"]) for stage in found["stages"]] == [2, 2, 2, 2]
     assert found["num_ranks"] == sum(kind["num_ranks"] for kind in found["ranks"]) == 4
     assert all(kind["memory"]["total"] > kind["memory"]["parameters"] > 0 for kind in found["ranks"])
@@ -102,10 +103,49 @@ def test_of_a_machine_of_cpus_a_run_on_cpus_is_planned(
     few = ("parallel.pp=2", "train.global_batch_size=2", "train.micro_batch_size=1")  # layouts to choose from
     assert run(monkeypatch, config, *few, "--search", "--hardware", "cpu", "--output", str(best)) == 0
     assert (load(best).train.device, load(best).train.precision) == ("cpu", "fp32")
-    tried = re.search(r"^(\d+) layouts on .*: (\d+) fit into", capsys.readouterr().out, flags=re.M)
+    printed = capsys.readouterr().out
+    assert printed.startswith("precision: fp32, as on CPUs (train.precision is not set)\n")
+    tried = re.search(r"^(\d+) layouts on .*: (\d+) fit into", printed, flags=re.M)
     assert tried is not None and int(tried[2]) > 1
     assert run(monkeypatch, config, "train.device=cpu", "--hardware", "a100-80gb") == 2
     assert 'train.device = "cpu", and --hardware a100-80gb computes on "cuda"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ((), "bf16, as on GPUs (train.precision is not set; with train.device=cpu: fp32)"),
+        (("train.device=cpu",), "fp32, as on CPUs (train.precision is not set)"),
+        (("train.precision=fp16",), "fp16"),
+        (("--hardware", "cpu"), "fp32, as on CPUs (train.precision is not set)"),
+        (("--hardware", "a100-80gb"), "bf16, as on GPUs (train.precision is not set)"),
+    ],
+)
+def test_the_number_format_is_said_with_what_has_settled_it(
+    overrides: tuple[str, ...],
+    said: str,
+    config: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On the page too; a run on this machine may have another."""
+    page, small = tmp_path / "plan.html", ("parallel.pp=1", "model.num_layers=1", "train.global_batch_size=2")
+    assert run(monkeypatch, config, *small, *overrides, "--html", str(page)) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"precision: {said}"
+    assert f" · {said}" in page.read_text()
+
+
+def test_a_run_that_is_there_settles_the_number_format(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.toml").write_text("train = { precision = 'fp32' }\n")
+    (folder / "metrics.jsonl").write_text("{}\n")
+    assert run(monkeypatch, config, f"run.folder={folder}", "parallel.pp=1", "model.num_layers=1") == 0
+    said = f"precision: fp32, as the run in {folder} has it (train.precision is not set)"
+    assert capsys.readouterr().out.splitlines()[0] == said
 
 
 def test_a_configuration_may_come_through_a_pipe(

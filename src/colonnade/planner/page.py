@@ -31,6 +31,8 @@ class Plan:
     """What a page shows."""
 
     config: Config
+    precision: str
+    """In words."""
     pipeline: PipelinePlan
     ranks: RankPlan
     walks: Mapping[int, Walk]
@@ -49,7 +51,7 @@ def walks_of(config: Config, vocab_size: int) -> dict[int, Walk]:
     return {stage: walk(config, vocab_size, layout.rank_at(pp=stage, dp=0, tp=0)) for stage in dict.fromkeys(kinds)}
 
 
-def of_search(found: Search, best: Confirmed, vocab_size: int) -> Plan:
+def of_search(found: Search, best: Confirmed, vocab_size: int, precision: str) -> Plan:
     """The best layout of a search, beside the others."""
     config, timed = best.candidate.config, best.estimate
     pipeline = plan_pipeline(
@@ -60,7 +62,7 @@ def of_search(found: Search, best: Confirmed, vocab_size: int) -> Plan:
         architecture=trained_architecture(config, vocab_size),
     )
     ranks = timed.ranks or plan_run(config, vocab_size)
-    return Plan(config, pipeline, ranks, timed.walks, timed, (found, best))
+    return Plan(config, precision, pipeline, ranks, timed.walks, timed, (found, best))
 
 
 def write(plan: Plan, path: Path) -> None:
@@ -94,11 +96,11 @@ def busiest(found: Estimate) -> int:
 
 
 def _head(plan: Plan, name: str) -> Html:
-    config, ranks = plan.config, plan.ranks
+    ranks = plan.ranks
     words = [
         f"{short(ranks.parameters)} parameters",
         f"{ranks.layout.num_ranks:,} ranks ({ranks.layout})",
-        config.train.precision,
+        plan.precision,
         *([plan.estimate.hardware.name] if plan.estimate else []),
     ]
     return tag("header", tag("h1", f"Plan of {name}"), tag("p", " · ".join(words), class_="quiet"))

@@ -69,6 +69,7 @@ def as_json(found: Search, best: Confirmed) -> str:
             "fitting": len(found.fitting),
             "refused": found.refused,
             "limit_bytes": found.limit,
+            "precision": best.candidate.config.train.precision,
             "front": [_as_json(each) for each in found.front],
             "best": {**_as_json(best.candidate), "estimate": estimate_report.as_json(best.estimate)},
         }

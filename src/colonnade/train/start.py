@@ -181,6 +181,18 @@ def lines(path: Path | TomlFile, overrides: Sequence[str] = ()) -> list[str]:
     return [line for line in shown if line]
 
 
+def precision_in_words(config: Config, path: Path | TomlFile, overrides: Sequence[str] = ()) -> str:
+    """The number format that `load_for_plan` has found, `config`, and what has settled it."""
+    precision, content = config.train.precision, read_with(path, overrides)[0]
+    if has(content, "train.precision"):
+        return precision
+    if "train.precision" in _kept(content):
+        return f"{precision}, as the run in {config.run.folder} has it (train.precision is not set)"
+    where = "GPUs" if precision == "bf16" else "CPUs"
+    other = "; with train.device=cpu: fp32" * (config.train.device == "auto")
+    return f"{precision}, as on {where} (train.precision is not set{other})"
+
+
 def _kept(content: TomlTable, record: Path | None = None) -> dict[str, object]:
     """What the run keeps that `content` goes on with; nothing from a folder in which nothing was trained."""
     run = content.get("run")
