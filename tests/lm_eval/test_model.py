@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -347,6 +348,38 @@ def test_a_harness_that_is_not_installed_is_one_message() -> None:
     )
     assert (done.returncode, done.stdout) == (2, "") and "Traceback" not in done.stderr
     assert done.stderr.endswith("Run `pip install 'colonnade[lm-eval]'`.\n") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (AttributeError("transformers has no AutoModel"), "AttributeError: transformers has no AutoModel"),
+        (ImportError("cannot import name 'HybridCache'"), "ImportError: cannot import name 'HybridCache'"),
+        (ModuleNotFoundError("No module named 'tqdm'", name="tqdm"), "ModuleNotFoundError: No module named 'tqdm'"),
+    ],
+    ids=["attribute", "name", "module"],
+)
+def test_a_harness_that_cannot_be_imported_is_one_message(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of versions that do not fit together, about which pip says nothing."""
+
+    class Broken:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "lm_eval.__main__":
+                raise error
+
+    monkeypatch.delitem(sys.modules, "lm_eval.__main__", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(SystemExit) as end:
+        main()
+    answer = capsys.readouterr()
+    assert (end.value.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("lm-eval", "transformers", "peft"))
+    assert answer.err == (
+        f"colonnade: the lm-evaluation-harness cannot be imported with what is installed here, {versions} ({said}). "
+        "Run `pip install --upgrade lm-eval transformers peft`.\n"
+    )
 
 
 def test_another_module_that_is_missing_is_not_taken_for_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
