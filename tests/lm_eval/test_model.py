@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of what the harness imports
     from lm_eval.api.instance import Instance
     from lm_eval.api.registry import get_model
+    from lm_eval.config.evaluate_config import EvaluatorConfig
     from lm_eval.models.huggingface import HFLM
 
     from colonnade.lm_eval.__main__ import main
@@ -418,6 +419,27 @@ def test_its_command_may_open_as_many_files_as_ours(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: asked.append("evaluated"))
     main()
     assert asked == ["files", "evaluated"]
+
+
+def test_a_task_that_the_harness_does_not_have_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the error of the harness itself; its list of all tasks takes ten seconds."""
+    tasks = SimpleNamespace(match_tasks=lambda names: [])
+
+    def evaluate() -> None:
+        EvaluatorConfig(tasks=["nosuch", "neither"]).process_tasks()
+
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda **_: tasks)
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", evaluate)
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = capsys.readouterr()
+    assert (end.value.code, said.out) == (2, "")
+    assert said.err == (
+        "colonnade: --tasks: the lm-evaluation-harness has no nosuch, neither. `python -m colonnade.lm_eval ls tasks` "
+        "lists what it has; tasks of your own are found with --include_path FOLDER.\n"
+    )
 
 
 def test_a_user_s_mistake_is_one_message(

@@ -11,6 +11,7 @@ from colonnade.serving.ranks import RanksEnded
 USER_MISTAKE, INTERRUPTED = 2, 130
 FITTING = ("lm-eval", "transformers", "peft")
 """Packages of which the harness imports names that come and go."""
+UNKNOWN_TASKS = "Tasks not found: "
 NOT_INSTALLED = "the lm-evaluation-harness is not installed. Run `pip install 'colonnade[lm-eval]'`."
 
 
@@ -41,7 +42,7 @@ def _run() -> None:
     except RanksEnded:
         sys.exit(USER_MISTAKE)  # they have said why
     except Exception as error:
-        message = mistake(error)
+        message = _unknown_tasks(error) or mistake(error)
         if message is None:
             raise
         _refuse(message)
@@ -54,6 +55,17 @@ def _cannot_be_imported(error: Exception) -> str:
     return (
         f"the lm-evaluation-harness cannot be imported with what is installed here, {versions} "
         f"({type(error).__name__}: {error}). Run `pip install --upgrade {' '.join(there)}`."
+    )
+
+
+def _unknown_tasks(error: Exception) -> str | None:
+    """What to tell of the harness' own error for tasks that it does not have."""
+    begin, _, names = str(error).partition(UNKNOWN_TASKS)
+    if begin or not names or not isinstance(error, ValueError):
+        return None
+    return (
+        f"--tasks: the lm-evaluation-harness has no {names}. `python -m colonnade.lm_eval ls tasks` lists what it has; "
+        "tasks of your own are found with --include_path FOLDER."
     )
 
 
