@@ -54,7 +54,7 @@ def adapted(folder: Path, name: str = "llama") -> Any:
     for key, parameter in twin.named_parameters():
         if "lora_" in key:
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
-    twin.save_pretrained(folder / "adapters")
+    twin.save_pretrained(folder / "adapters", save_embedding_layers=False)  # "auto" asks the hub for the base
     return twin
 
 

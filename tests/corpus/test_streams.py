@@ -22,7 +22,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
-    ".zst": zstandard.ZstdCompressor().compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
 }
 COMPRESSED = sorted(PACK.keys() - {""})
 TEXT = b"".join(b"%d a line of text, number %d\n" % (number * 7919, number) for number in range(20_000))
