@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LOWEST := $(VENV)/lowest
 # Without bytecode of all modules, which takes longer than the rest: Python keeps that of what it imports.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
@@ -12,12 +13,13 @@ TESTS := $(BIN)/python -m pytest -n 4
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all parity-full drills check bench docs
+.PHONY: help demo test test-slow test-all lowest parity-full drills check bench docs
 
 help:
 	@echo "make demo       train, evaluate and sample a small model-parallel GPT on bundled text"
 	@echo "make test       the test suite"
 	@echo "make test-slow  the tests that take minutes; make test-all runs both"
+	@echo "make lowest     the test suite with the oldest versions that pyproject.toml allows"
 	@echo "make parity-full  all layouts with all schedules, an hour at a time: results under benchmarks/results"
 	@echo "make drills     kills, damage, full disks, signals, restarts: hours; goes on where it stopped, results likewise"
 	@echo "make check      lint, formatting, types, architecture"
@@ -47,6 +49,15 @@ test-slow: $(VENV)/.test
 
 test-all: $(VENV)/.test
 	$(TESTS) -m "slow or not slow"
+
+# First those of the run time alone: the test tools' dependencies want newer ones of some.
+lowest:
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(PYTHON) -m tests.lowest > $(LOWEST)/run.txt
+	$(PYTHON) -m tests.lowest test zstd data > $(LOWEST)/test.txt
+	$(LOWEST)/bin/python -m pip install --quiet --no-compile -c $(LOWEST)/run.txt -e .
+	$(LOWEST)/bin/python -m pip install --quiet --no-compile -c $(LOWEST)/test.txt -e ".[test,zstd,data]"
+	$(LOWEST)/bin/python -m pytest -n 4
 
 parity-full: $(VENV)/.test
 	$(BIN)/python -m tests.parity.full

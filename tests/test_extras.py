@@ -1,10 +1,14 @@
 """What is installed with `pip install colonnade` alone is enough for everything but what an extra is named for."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.lowest import PYPROJECT, pins
 
 SOURCE = Path(__file__).parents[1] / "src" / "colonnade"
 NEEDS_DATA = ("colonnade.corpus", "colonnade.data.cleaning", "colonnade.data.overlap", "colonnade.data.token_stages")
@@ -54,3 +58,18 @@ def test_the_package_alone_imports_everything_but_what_extras_are_for() -> None:
     answer = subprocess.run([sys.executable, "-c", PROGRAM, *others], capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stdout) == (0, ""), answer.stdout + answer.stderr
     assert len(others) > 300
+
+
+def test_every_package_has_an_oldest_version_and_is_installed_in_none_that_is_older() -> None:
+    """`constraints.txt` has what `make` installs."""
+    given = (PYPROJECT.parent / "constraints.txt").read_text().splitlines()
+    installed = dict(line.split("==") for line in given if not line.startswith("#"))
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    for line in [*pins(), *pins(*extras)]:
+        name, oldest = re.fullmatch(r"([\w-]+)==([\d.]+)", line).groups()  # type: ignore[union-attr]
+        assert numbers(installed[name]) >= numbers(oldest), line
+    assert pins("zstd", "ray") == ["zstandard==0.22", "ray==2.40"]
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
