@@ -1,5 +1,6 @@
 """What commands are asked to write: refused before they work where it cannot be written, or would replace an input."""
 
+import io
 import json
 import math
 import os
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from colonnade.data.sidecar import ExampleFields
-from colonnade.outputs import check_output, json_of, output_problems, write_output
+from colonnade.outputs import check_output, json_of, json_to_print, output_problems, write_output
 from colonnade.planner import measure_hardware, search
 from colonnade.report.write import write_report
 from colonnade.serving.measure import Report
@@ -220,6 +221,35 @@ def test_numbers_that_json_has_not_are_null() -> None:
     content = {"a": [math.nan, 1.5, (math.inf, "é")], "b": {"c": -math.inf, "d": None, "e": True, "f": np.float64(2)}}
     assert strict(json_of(content)) == {"a": [None, 1.5, [None, "é"]], "b": {"c": None, "d": None, "e": True, "f": 2.0}}
     assert json_of("é") == '"\\u00e9"' and json_of("é", ensure_ascii=False) == '"é"'
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text", "line"),
+    [
+        ("utf-8", "é 😀", '{"text": "é 😀"}'),
+        ("utf-8", "é \udcff", r'{"text": "\u00e9 \udcff"}'),
+        ("latin-1", "é", '{"text": "é"}'),
+        ("latin-1", "é 😀", r'{"text": "\u00e9 \ud83d\ude00"}'),
+        ("ascii", "é", r'{"text": "\u00e9"}'),
+    ],
+)
+def test_a_line_of_json_stays_json_on_an_output_that_lacks_its_letters(
+    encoding: str, text: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding, "backslashreplace"))
+    print(json_to_print({"text": text}), end="", flush=True)
+    assert out.getvalue().decode(encoding) == line and strict(line) == {"text": text}
+
+
+def test_predictions_stay_json_on_an_output_that_lacks_their_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, "ascii", "backslashreplace"))
+    fields = ExampleFields("own", "classification", ("text",), ("né", "mort"))
+    show(Predictions(fields, np.zeros((1, 2)), np.full(1, math.nan)), None, as_json=False)
+    sys.stdout.flush()
+    record = {"index": 0, "prediction": "né", "probabilities": {"né": 0.5, "mort": 0.5}}
+    assert [strict(line) for line in out.getvalue().decode().splitlines()] == [record]
 
 
 def test_what_a_model_without_finite_numbers_is_told_as_is_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from colonnade.cli_ranks import Checkpoint, Device, PipelineParallel, Precision,
 from colonnade.cli_weights import BaseFolder, Best
 from colonnade.errors import DataError
 from colonnade.garbage import imports_stay
-from colonnade.outputs import json_of, output_problems
+from colonnade.outputs import json_of, json_to_print, output_problems
 
 Texts = Annotated[list[str] | None, typer.Option("--text", help="A text; give several for several.")]
 TextFile = Annotated[
@@ -198,7 +198,7 @@ def embed(
         print(f"{len(given):,} vectors of {vectors.shape[1]:,} numbers: {output}", flush=True)
         return
     for each, vector in zip(given, vectors.tolist(), strict=True):
-        print(json_of({"text": each, "vector": vector}, ensure_ascii=False), flush=True)
+        print(json_to_print({"text": each, "vector": vector}), flush=True)
 
 
 def _unwritable(output: Path | None, inputs: Sequence[Path]) -> Iterator[str]:

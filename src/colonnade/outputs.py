@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,18 @@ def _is_by(place: Path, command: str) -> bool:
 def json_of(content: Any, *, ensure_ascii: bool = True, indent: int | None = None) -> str:
     """The text of an object for others, in one line or indented. JSON has no NaN and no infinite numbers: null."""
     return json.dumps(_finite(content), ensure_ascii=ensure_ascii, indent=indent, allow_nan=False)
+
+
+def json_to_print(content: Any) -> str:
+    """The same in one line for standard output: letters that its encoding has as they are, all others as JSON has them
+    escaped; what Python writes in their place is none.
+    """
+    line = json_of(content, ensure_ascii=False)
+    try:
+        line.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json_of(content)
+    return line
 
 
 def _finite(content: Any) -> Any:

@@ -31,7 +31,7 @@ from colonnade.examples.formats import FORMATS, WITH_TEMPLATE, format_of
 from colonnade.examples.make import make_examples
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.bert_labels import LabelBERT
-from colonnade.outputs import json_of
+from colonnade.outputs import json_of, json_to_print
 from colonnade.serving.predict_spans import predict_spans
 from colonnade.serving.trained import Trained, open_another
 from colonnade.tasks.labels import Labels
@@ -257,7 +257,7 @@ def show(found: Predicted, output: Path | None, *, as_json: bool) -> None:
         print(json_of({**found.about(), **written, **({"predictions": records} if output is None else {})}))
         return
     if output is None:
-        print("".join(json_of(record, ensure_ascii=False) + "\n" for record in found.records()), end="")
+        print("".join(json_to_print(record) + "\n" for record in found.records()), end="")
     where = "" if output is None else f" -> {output}"
     print(f"{found.summary()}{where}", file=sys.stderr if output is None else sys.stdout, flush=True)
 
