@@ -97,18 +97,20 @@ def test_that_there_was_no_room_for_an_error_is_said_where_there_is_none(
     free: int,
     is_told: bool,
 ) -> None:
-    """Ranks' error streams are files in TMPDIR. One that has found room is shown, and nothing more."""
+    """Ranks' error streams are files in TMPDIR. One that has found room is shown, and nothing more; who was killed has
+    said nothing."""
     monkeypatch.setattr(board.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
-    run, silent, heard = tmp_path / "run", rank(0, 1), rank(1, 1, said="it broke\n")
+    run, silent, heard, killed = tmp_path / "run", rank(0, 1), rank(1, 1, said="it broke\n"), rank(2, -9)
     lost = f"what it said found no room in {tmp_path} (TMPDIR)"
     words = of(run, silent)._in_words(silent, True)
     assert words == "rank 0 ended with exit status 1" + (f", and {lost}" if is_told else "")
     assert of(run, heard)._in_words(heard, True) == "rank 1 ended with exit status 1"
-    for each, shown in (
-        (silent, f"rank 0: {lost}\n" * is_told),
-        (heard, "rank 1 failed with exit status 1:\nit broke\n"),
+    for each, status, shown in (
+        (silent, 1, f"rank 0: {lost}\n" * is_told),
+        (heard, 1, "rank 1 failed with exit status 1:\nit broke\n"),
+        (killed, -9, "rank 2 was killed by signal 9 (SIGKILL), perhaps out of memory\n"),
     ):
-        of(run, each)._show_error(each, 1)
+        of(run, each)._show_error(each, status)
         assert capsys.readouterr().err == shown
 
 
@@ -228,7 +230,7 @@ def test_a_rank_that_stands_still_itself_is_not_awaited(
         *((1, False, True), (-signal.SIGKILL, False, True), (-signal.SIGKILL, True, False)),
     ],
 )
-def test_who_waits_for_a_rank_that_has_ended_badly_is_toldhow_ended(
+def test_who_waits_for_a_rank_that_has_ended_badly_is_told_how(
     rank: Make, tmp_path: Path, status: int, stopping: bool, noted: bool
 ) -> None:
     """And not of one that waited itself, ended as it was asked to, or was made to end: that explains nothing."""

@@ -420,7 +420,7 @@ class Supervisor:
         error = cause.text(cause.errors, cause.shown)
         if not error.strip() and cause.output is not None:
             error = cause.text(cause.output)
-        lost = "" if error.strip() else no_room(self.folder)
+        lost = "" if status < 0 or error.strip() else no_room(self.folder)  # who is killed says nothing
         self._show(error + _line(lost and f"rank {cause.number}: {lost}"))
 
     def _show(self, text: bytes) -> None:
