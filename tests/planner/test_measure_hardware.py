@@ -60,6 +60,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         monkeypatch.setattr(measure_hardware, name, value)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: calls.append(("threads", count)))
     monkeypatch.setattr(measure_hardware, "num_cores", lambda: 40)
+    monkeypatch.setattr(measure_hardware, "memory_limits", lambda: [(7, 2**63 - 4096)])
     monkeypatch.setattr(
         measure_hardware.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 20_000_000}[name]
     )
@@ -81,6 +82,13 @@ def test_a_file_of_this_machine_has_what_was_measured(asked: list[Any]) -> None:
         "island.latency": 2e-6, "island.call": 1e-6, "island.bandwidth": 4 * (measure_hardware.LONG // 8) / 0.01,
     }  # fmt: skip
     assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-3)
+
+
+def test_memory_is_what_control_groups_leave_of_it(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As cores are: of a container's few each would have a large share of its host."""
+    monkeypatch.setattr(measure_hardware, "memory_limits", lambda: [(7, 9_000_000_000), (5, 8_000_000_000)])
+    found = parsed(measure_hardware.measured_file(), "it")
+    assert (found["device.memory"], found.cores) == (8_000_000_000 / 40, 40)
 
 
 def test_one_thread_is_timed_and_ranks_on_some_of_many_cores(asked: list[Any]) -> None:

@@ -28,7 +28,7 @@ import torch
 from colonnade.config.describe import as_toml
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
-from colonnade.control_groups import num_cores
+from colonnade.control_groups import memory_limits, num_cores
 from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.indexed import TokenFile
 from colonnade.data.sampler import EpochOrder
@@ -82,7 +82,8 @@ def measured_file() -> str:
     roof = fitted(timed(torch.float32, products, SIZES))
     others = {name: dtype for name, dtype in DTYPES.items() if name != "fp32"}
     peaks = {name: peak_of(timed(dtype, products, LARGE), roof) for name, dtype in others.items()}
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = min([installed, *(limit for _, limit in memory_limits())])
     few = min(cores, MOST_CORES)
     with _on_cores(few):
         (beside_others,) = _on_ranks("together", Layout(dp=few))
