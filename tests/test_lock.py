@@ -140,8 +140,8 @@ def test_of_two_that_see_the_same_dead_holder_one_takes_its_place(
     (tmp_path / "lock").touch()
     looked = list[Any]()
 
-    def look(folder: Path, *, name: str = "lock") -> Any:
-        found = holder_of(folder, name=name)
+    def look(path: Path) -> Any:
+        found = holder_in(path)
         looked.append(found)
         if len(looked) == 1:
             with monkeypatch.context() as other:
@@ -150,11 +150,33 @@ def test_of_two_that_see_the_same_dead_holder_one_takes_its_place(
                     module._take(tmp_path / "lock", "the second", module._Refusal("it", None))
         return found
 
-    monkeypatch.setattr(module, "holder_of", look)
+    holder_in = module._holder_in
+    monkeypatch.setattr(module, "_holder_in", look)
     with locked(tmp_path, "the first"):
         holder = holder_of(tmp_path)
         assert holder is not None and holder.purpose == "the first"
     assert looked[0] is None and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["no flock"], indirect=True)
+@pytest.mark.usefixtures("kind")
+def test_without_the_kernels_locks_one_that_cannot_be_read_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For an empty one: a disk that is away for a moment would have two at work."""
+    left = json.dumps(holder(os.getpid(), "")._asdict())
+    (tmp_path / "lock").write_text(left)
+
+    def refused(path: Path) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as away:
+        away.setattr(Path, "read_bytes", refused)
+        with pytest.raises(OSError, match=f"Input/output error: '{tmp_path}/lock'"), locked(tmp_path, "new"):
+            pass
+        with pytest.raises(OSError, match="Input/output error"):
+            is_held(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"] and (tmp_path / "lock").read_text() == left
 
 
 def test_only_one_of_many_gets_it(tmp_path: Path) -> None:

@@ -146,11 +146,21 @@ def locked(
 
 
 def holder_of(folder: Path, *, name: str = NAME) -> Holder | None:
-    """Who holds a folder, as its file says; None where there is no such file, or nothing in it."""
+    """Who holds a folder, as its file says; None where there is no such file, or nothing in it, or the disk does not
+    give it.
+    """
+    with suppress(OSError):
+        return _holder_in(folder / name)
+    return None
+
+
+def _holder_in(path: Path) -> Holder | None:
+    """The same; OSError where the disk does not give the file."""
     try:
-        content = json.loads((folder / name).read_bytes())
+        with names(path):
+            content = json.loads(path.read_bytes())
         return Holder(**{field: content[field] for field in Holder._fields if field in content})
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -170,7 +180,7 @@ def is_held(folder: Path, *, name: str = NAME) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        holder = holder_of(folder, name=name)
+        holder = _holder_in(folder / name)
         return holder is not None and not holder.is_dead()
     finally:
         os.close(descriptor)
@@ -250,7 +260,7 @@ def _take_over(own: Path, path: Path, refusal: _Refusal) -> None:
     except FileExistsError:
         raise refusal.error(turn, remove=True) from None
     try:
-        holder = holder_of(path.parent, name=path.name)
+        holder = _holder_in(path)
         if holder is not None and not holder.is_dead():
             raise refusal.error(path, remove=True)
         path.unlink(missing_ok=True)  # empty (made before flock was refused), or of a process that is dead
