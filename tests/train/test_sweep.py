@@ -299,6 +299,24 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     assert calls == [1, 2, 2, 3]
 
 
+@pytest.mark.parametrize(("points", "status"), [(1, 0), (2, 143)])
+def test_a_point_that_could_finish_though_it_was_asked_to_end_has_ended(
+    points: int, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And with the last of them the sweep has."""
+    finished = made(lambda content: 0.5)
+
+    def asked_in_its_last_step(config: Path, share: Share) -> int:
+        return finished(config, share) or 143
+
+    sweep = swept(tmp_path, f"train.seed = {[1, 2][:points]}")
+    assert run_points(sweep, asked_in_its_last_step) == status
+    found = json.loads((sweep.folder / "summary.json").read_text())["points"]
+    assert [(each["point"], each["state"], each["reason"]) for each in found] == [("seed-1", "finished", "")]
+    told = capsys.readouterr().out
+    assert ("The same command goes on with point 2." if status else "1 point: 1 finished") in told
+
+
 def test_what_has_ended_is_not_mixed_with_other_configurations(tmp_path: Path) -> None:
     """As where a seed is added on another day, and the learning rate was changed meanwhile."""
     assert run_points(swept(tmp_path, "train.seed = [1, 2]"), made(lambda content: 0.5)) == 0
@@ -439,6 +457,8 @@ def test_a_point_that_goes_on_has_begun_from_the_weights_of_the_others(
 
     def interrupted(config: Path, share: Share) -> int:
         begun_from_weights(config, share)
+        events = config.with_suffix("") / "events.jsonl"
+        events.write_text(events.read_text().replace('"finished"', '"interrupted"'))
         if has_saved:
             (tmp_path / "runs" / "seed-1" / "checkpoints" / "step_00000002").mkdir(parents=True)
         return 130
@@ -461,6 +481,8 @@ def test_points_that_began_from_other_weights_are_told_beside_those_that_have_en
 ) -> None:
     def interrupted(config: Path, share: Share) -> int:
         begun_from_weights(config, share)
+        events = config.with_suffix("") / "events.jsonl"
+        events.write_text(events.read_text().replace('"finished"', '"interrupted"'))
         (config.with_suffix("") / "checkpoints" / "step_00000002").mkdir(parents=True)
         return 130
 

@@ -34,7 +34,7 @@ def running(meanwhile: Callable[[], object] = lambda: None, status: int = 0) -> 
     def run(config: Path, share: Share) -> int:
         folder = Path(tomllib.loads(config.read_text())["run"]["folder"])
         (folder / "checkpoints" / "step_00000002").mkdir(parents=True, exist_ok=True)
-        (folder / "events.jsonl").write_text(json.dumps({"event": "finished"}) + "\n")
+        (folder / "events.jsonl").write_text(json.dumps({"event": "interrupted" if status else "finished"}) + "\n")
         meanwhile()
         return status
 

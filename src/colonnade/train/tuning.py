@@ -122,7 +122,7 @@ def _one_by_one(
     for number, point in left:
         weights.begin(point.content, sweep.folder / point.name)
         print(f"Point {number} of {len(sweep.points)}: {_words(point)}", flush=True)
-        began, reason = time.perf_counter(), ""
+        began, before, reason = time.perf_counter(), len(_events(sweep.folder / point.name)), ""
         try:
             status = run(sweep.folder / f"{point.name}.toml", Share(0, 1))
             reason = f"exit status {status}" if status else ""
@@ -132,9 +132,12 @@ def _one_by_one(
                 raise
             status, reason = 2, message
             print(f"colonnade: {message}", flush=True)
-        if is_interrupted(status):
+        goes_on = is_interrupted(status)
+        if goes_on and all(each["event"] != FINISHED for each in _events(sweep.folder / point.name)[before:]):
             return status
-        _add(sweep, point, done, reason=reason, seconds=time.perf_counter() - began)
+        _add(sweep, point, done, reason="" if goes_on else reason, seconds=time.perf_counter() - began)
+        if goes_on and len(done) < len(sweep.points):  # it could finish, and no other is begun
+            return status
     return 0
 
 
