@@ -331,6 +331,9 @@ def test_the_fingerprint_of_usual_added_tokens_is_that_of_earlier_versions(token
         unusual = _with_added(written, normalizer={"type": "NFC"}, **token)
         assert unusual._earlier.startswith(sha256) and unusual.is_of(unusual._earlier)
         assert unusual.sha256 != unusual._earlier
+        content = json.loads(unusual.to_json())
+        content["model"]["dropout"] = 0.1
+        assert Tokenizer.from_json(json.dumps(content)).is_of(unusual._earlier), "without BPE dropout too"
 
 
 @pytest.mark.parametrize("dropout", [0.1, 1.0, 0.0, None])

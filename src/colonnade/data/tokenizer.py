@@ -236,15 +236,15 @@ class Tokenizer:
         """Whether a fingerprint is this tokenizer's, or the one that earlier versions gave it: what they have written
         leaves open how unusual added tokens are found. Or that of the same without BPE dropout, as exports have it.
         """
-        return sha256 in (self.sha256, self._earlier) or (self._dropout is not None and sha256 == self._plain)
+        return sha256 in (self.sha256, self._earlier) or (self._dropout is not None and self._plain.is_of(sha256))
 
     @cached_property
     def _earlier(self) -> str:
         return self._fingerprint(unusual=False)
 
     @cached_property
-    def _plain(self) -> str:
-        return Tokenizer.from_json(self._inner.to_str()).sha256
+    def _plain(self) -> Tokenizer:
+        return Tokenizer.from_json(self._inner.to_str())
 
     def _fingerprint(self, *, unusual: bool) -> str:
         content: dict[str, Any] = json.loads(self.to_json())
