@@ -282,6 +282,21 @@ def test_two_large_tables_of_a_stage_take_no_more_memory_in_a_run(
     assert held.state + held.buffers <= composed <= 1.15 * (held.state + held.buffers)
 
 
+@pytest.mark.parametrize(("schedule", "ratio"), [("1f1b", 1.0), ("zero_bubble", 1.055)])
+def test_one_of_two_large_tables_is_on_its_way_behind_a_single_micro_batch(
+    monkeypatch: pytest.MonkeyPatch, schedule: Literal["1f1b", "zero_bubble"], ratio: float
+) -> None:
+    """Of zero-bubble both: its weight gradients come at the end."""
+    monkeypatch.setattr(Composer, "_costs", lambda *_: Costs(defaultdict(lambda: UnitCost(0, 0, 0, 0, 0, 0)), {}))
+    case = Case(drop=0.0, precision="bf16", vocab_size=20_000, hidden_size=64, num_layers=6, tied=False)
+    found = configured(case, Way(dp=2, zero=2, schedule=schedule, micro_batch_size=1))
+    found = found.model_copy(update={"train": found.train.model_copy(update={"global_batch_size": 2})})
+    parts = trained_architecture(found, 20_000)
+    held = rank_memory(found.model, found.parallel, found.train, vocab_size=20_000, architecture=parts)
+    composed = Composer(found, 20_000, Cost(A100, 8)).compose(found)[1]
+    assert composed == pytest.approx(ratio * (held.state + held.buffers), rel=0.01)
+
+
 def test_a_unit_keeps_what_it_makes_and_hands_on_and_no_more() -> None:
     """What it hands on as it came is another's. It works with the most that either half makes, beside what it keeps."""
     kept = OfAUnit(100, (Handed(30), Handed(50, source=0), Handed(7)), forward=150, backward=40)

@@ -317,6 +317,8 @@ class Composer:
 
     def _kept(self, stage: int, held: tuple[tuple[int, ...], int], key: Hashable, config: Config) -> Kept:
         units, costs, again = self._units(held)[stage], self._costs(config), config.parallel.recompute == "full"
+        split = config.parallel.schedule == "zero_bubble"
+        is_ring = split or config.train.num_microbatches(config.parallel.dp) > 1  # the first unit follows the last
 
         def make() -> Kept:
             first = min((costs.of(unit).handed for unit in units if not unit.is_loss), default=0)
@@ -324,12 +326,12 @@ class Composer:
             once = max(
                 costs.of(unit).working + (costs.of(unit).kept if _is_recomputed(unit, again) else 0) for unit in units
             )
-            tp = config.parallel.tp
-            four, two = ([self._buckets(some, tp) for some in _in_turn(units, count)] for count in (4, 2))
+            tp, ring = config.parallel.tp, [*units, *(units[:3] if is_ring else [])]
+            four, two = ([self._buckets(ring[at : at + count], tp) for at in range(len(units))] for count in (4, 2))
             following = max((sorted((each.trained for each in own), reverse=True) for own in four), key=sum)
             return Kept(each, once, tuple(following), max(sum(map(sum, own)) for own in two))
 
-        return self._once(("kept", stage, key), make)
+        return self._once(("kept", stage, key, is_ring), make)
 
     def _memory(self, stage: int, lengths: Lengths, kept: Kept, config: Config) -> int:
         parallel, width = config.parallel, BYTES[config.train.precision]
@@ -354,12 +356,6 @@ def _under_way(following: Sequence[int], config: Config) -> float:
     if train.reduce_precision == "16-bit":
         return whole + two * width * (1 + (1 / parallel.dp if parallel.zero else 0))
     return whole + (two * exact / parallel.dp if parallel.zero >= 2 else 0)
-
-
-def _in_turn(units: Sequence[Unit], count: int) -> Iterator[list[Unit]]:
-    """Each so many of a stage's units that follow one another, the first behind the last."""
-    again = [*units, *units[: count - 1]]
-    return (again[at : at + count] for at in range(len(units)))
 
 
 def _kind(config: Config) -> tuple[int, bool, bool, int]:
