@@ -11218,7 +11218,7 @@ MUTATIONS = [
     Mutation(
         "work of frozen chunks is simulated as a third",
         "planner/pipeline.py",
-        "Durations(each.microbatch, 0.0, 0.0)",
+        'Durations(durations("none").microbatch, 0.0, 0.0)',
         "Durations(each.forward, 0.0, 0.0)",
         ("tests/planner/test_pipeline.py",),
     ),

@@ -1,6 +1,7 @@
 """A pipeline planned: what each stage holds, how long it works and waits."""
 
 from itertools import pairwise
+from typing import Literal
 
 import pytest
 
@@ -57,15 +58,19 @@ def test_uneven_work_is_waited_for() -> None:
     assert uneven.bubble_by_work == even.bubble_by_work <= even.bubble
 
 
-def test_a_stage_without_anything_trained_runs_forward_alone_and_waits_for_no_gradients() -> None:
-    config = configured(Case(drop=0.0, num_layers=2, parts="upper"), Way(pp=2, micro_batch_size=1))
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_stage_without_anything_trained_runs_forward_alone_and_waits_for_no_gradients(
+    recompute: Literal["none", "full"],
+) -> None:
+    config = configured(Case(drop=0.0, num_layers=2, parts="upper"), Way(pp=2, micro_batch_size=1, recompute=recompute))
     architecture = trained_architecture(config, 37)
     plan = plan_pipeline(config.model, config.parallel, num_microbatches=8, vocab_size=37, architecture=architecture)
     events = plan.simulation.events[0]
     assert [event.action.kind for event in events if event.end > event.start] == ["F"] * 8
     assert all(before.end == event.start for before, event in pairwise(events))
     frozen, trained = plan.stages
-    assert frozen.busy / trained.busy == pytest.approx(frozen.work / trained.work)
+    again = durations(recompute).microbatch / durations("none").microbatch  # of what has a backward alone
+    assert frozen.busy / trained.busy == pytest.approx(frozen.work / (again * trained.work))
 
 
 def test_full_recomputation_adds_a_forward_to_every_backward() -> None:

@@ -105,12 +105,12 @@ def _simulate(
     counts: Sequence[int],
 ) -> Simulation:
     """Run the schedule over chunks of so many units, given the work of each unit. Below the first trained chunk all
-    work is forward.
+    work is forward, and nothing is computed again.
     """
     ends = list(accumulate(counts, initial=0))
     mean, each = sum(work) / parallel.pp, durations(parallel.recompute)
     trained = first_trained([units[start:end] for start, end in pairwise(ends)])
-    forward = Durations(each.microbatch, 0.0, 0.0)
+    forward = Durations(durations("none").microbatch, 0.0, 0.0)
     return simulate(
         all_actions(parallel.schedule, parallel.pp, num_microbatches, parallel.virtual_stages),
         num_microbatches,
