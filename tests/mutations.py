@@ -11181,6 +11181,13 @@ MUTATIONS = [
         ("tests/train/test_restarts.py",),
     ),
     Mutation(
+        "a rank of a finished run hears no second Ctrl-C while trackers hold up its end",
+        "one_rank.py",
+        "atexit.register(hear_no_more)  #",
+        "hear_no_more()  #",
+        ("tests/test_cli.py",),
+    ),
+    Mutation(
         "a run on token files that do not say what ends documents forgets what its weights know of it",
         "train/data_record.py",
         "known = (corpus.end_of_document, end_before, own)",

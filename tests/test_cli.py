@@ -1,5 +1,6 @@
 """The command line as a user meets it: in a process of its own."""
 
+import atexit
 import io
 import os
 import runpy
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
@@ -18,7 +20,7 @@ from colonnade.config.describe import all_keys
 from colonnade.config.load import TomlFile, load
 from colonnade.config.schema import Config
 from colonnade.launch import launch, process
-from colonnade.launch.supervisor import Ended
+from colonnade.launch.supervisor import UNFINISHED, Ended
 from colonnade.train import loop
 from colonnade.train import start as begin
 from tests.commands import here
@@ -248,11 +250,32 @@ def test_a_rank_and_a_run_of_one_rank_start_nothing(
     cli.run_on_ranks(num_ranks, ["train", "x.toml"])
 
 
-def test_a_rank_that_has_ended_hears_no_signal_while_the_interpreter_ends(
-    monkeypatch: pytest.MonkeyPatch, config: Path
+@pytest.mark.parametrize(
+    ("end", "is_deaf"),
+    [(None, True), (SystemExit(UNFINISHED), True), (ValueError(), False), (KeyboardInterrupt(), False)],
+    ids=["finished", "to go on", "failed", "a second Ctrl-C"],
+)
+def test_a_rank_that_has_ended_well_hears_no_signal_while_the_interpreter_ends(
+    end: BaseException | None, is_deaf: bool, monkeypatch: pytest.MonkeyPatch, config: Path
 ) -> None:
-    monkeypatch.setattr(loop, "main", lambda *_, **__: None)
-    one_rank.train(load(config), dry_run=False, profile=range(0), again=None)
+    """It is the last that is called there: a second Ctrl-C ends what trackers do before."""
+    settings, called_last_first = load(config), list[object]()
+
+    def main(*_: object, **__: object) -> None:
+        atexit.register(main)
+        if end is not None:
+            raise end
+
+    monkeypatch.setattr(atexit, "register", called_last_first.append)
+    monkeypatch.setattr(atexit, "unregister", called_last_first.remove)
+    monkeypatch.setattr(loop, "main", main)
+    with nullcontext() if end is None else pytest.raises(type(end)):
+        one_rank.train(settings, dry_run=False, profile=range(0), again=None)
+    assert called_last_first == [*[process.hear_no_more] * is_deaf, main]
+
+
+def test_who_is_to_hear_no_more_hears_nothing() -> None:
+    process.hear_no_more()
     assert {signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)} == {signal.SIG_IGN}
 
 
