@@ -320,6 +320,13 @@ def test_who_is_asked_to_leave_after_a_recall_is_not_recalled_again(fake: Any) -
     assert status == UNFINISHED and [len(places) for places, _, _ in made.started][3:] == [4]
 
 
+def test_a_signal_while_recalled_ranks_leave_ends_the_run(fake: Any) -> None:
+    """They hear it no more; nobody who has asked a run to end sees it started again."""
+    recalled = Ended(UNFINISHED, signal.SIGTERM, None)
+    status, made = fake(*[after(killed(3), 10)] * 2, after(recalled, 20))
+    assert status == 143 and len(made.started) == 3
+
+
 def test_who_is_asked_to_stop_while_all_are_recalled_stops_as_asked(
     fake: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

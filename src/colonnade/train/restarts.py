@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -107,6 +107,8 @@ class Restarts:
             fit, places = self._layout()
             oom_kills = _oom_kills()
             ended = self._start(fit, places)
+            if self.recalled and ended.asked and ended.status == UNFINISHED:
+                ended = replace(ended, status=128 + ended.asked)  # its ranks left already, as they were recalled
             if ended.status == 0 or (ended.status == UNFINISHED and not self.recalled):
                 self._has_ended()  # as it should: who asks now is too late
             for number in ended.unheard:
