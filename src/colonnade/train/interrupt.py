@@ -89,8 +89,8 @@ class Interrupt:
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = True
-        self.exit_code = 128 + number
+        if not self.requested:  # who asks while the run saves to end by itself changes nothing of how
+            self.requested, self.exit_code = True, 128 + number
 
     def _save(self, number: int, frame: FrameType | None) -> None:
         self._saving = True
