@@ -174,13 +174,18 @@ def test_requests_are_remembered() -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # asked for twice is asked for once: a scheduler may repeat itself
 
 
-def test_a_signal_while_a_run_leaves_that_is_to_be_started_again_changes_nothing_of_it(tmp_path: Path) -> None:
-    """As a scheduler's SIGTERM while it saves at its time limit."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_a_run_leaves_that_is_to_be_started_again_changes_nothing_of_it(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """As a scheduler's SIGTERM while it saves at its time limit. The first Ctrl-C is no second one."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     (tmp_path / "leave").touch()
     with Interrupt(tmp_path) as interrupt:
         assert interrupt.newest() == Request.STOP
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
         assert interrupt.newest() == Request.STOP and interrupt.exit_code == UNFINISHED
+    signal.raise_signal(signal.SIGTERM)
 
 
 def test_nohup_stays_in_force() -> None:

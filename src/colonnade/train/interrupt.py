@@ -43,6 +43,7 @@ class Interrupt:
         self.exit_code = 0
         self.reason = ""
         self._saving = False
+        self._ctrl_c = False
         self._remains = False
         """The file that asks to leave could not be removed."""
         self._file = None if folder is None else folder / STOP_FILE
@@ -87,8 +88,10 @@ class Interrupt:
             _removed(self._leave)  # by now the run has saved
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            if self._ctrl_c:
+                raise KeyboardInterrupt
+            self._ctrl_c = True
         if not self.requested:  # who asks while the run saves to end by itself changes nothing of how
             self.requested, self.exit_code = True, 128 + number
 
