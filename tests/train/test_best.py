@@ -13,6 +13,7 @@ import pytest
 from colonnade.config.saving import CheckpointConfig
 from colonnade.errors import CheckpointError
 from colonnade.mesh.mesh import Mesh
+from colonnade.train import best
 from colonnade.train.best import (
     Best,
     best_checkpoint,
@@ -64,6 +65,18 @@ def test_where_numbers_are_lost_events_tell_what_was_the_best_when_it_was_saved(
     assert best_of(tmp_path, [4, 6, 8, 10]) == Best(4, 1.0)
     assert spared(tmp_path, CheckpointConfig(), [4, 6, 8, 10]) == {4}
     assert best_of(tmp_path, [8, 10]) == Best(10, 2.0)
+
+
+def test_of_numbers_only_the_lines_of_a_step_that_was_the_best_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be a million others."""
+    parsed: list[bytes] = []
+    monkeypatch.setattr(best, "object_in", lambda line: parsed.append(line) or json.loads(line))
+    (tmp_path / "events.jsonl").write_text('{"event": "best", "step": 7, "validation_loss": 1.0}\n')
+    write_metrics(tmp_path, dict.fromkeys((1, 6, 7, 8, 17, 71)))
+    assert best_of(tmp_path, [7]) is None
+    assert [json.loads(line).get("step") for line in parsed] == [7, 7], "the event's and that of the numbers"
 
 
 def test_the_best_is_found_without_all_lines_in_memory(tmp_path: Path) -> None:
