@@ -10090,9 +10090,9 @@ MUTATIONS = [
     ),
     Mutation(
         "for a change data have to last from the first step, and not for what is left",
-        "train/in_force.py",
-        "open_together(config, ranks, earlier, lasts=False)",
-        "open_together(config, ranks, earlier)",
+        "train/corpus.py",
+        "corpus = open_corpus(config, earlier, lasts=False)",
+        "corpus = open_corpus(config, earlier)",
         ("tests/train/test_in_force.py",),
     ),
     Mutation(

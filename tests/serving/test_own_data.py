@@ -104,6 +104,13 @@ def test_other_data_is_refused_of_a_run_that_may_go_on_over_it_too(finished: Fin
     assert f"\n  data.train ({parts / 'a'}): " in str(caught.value)
 
 
+def test_a_part_is_measured_though_the_data_would_not_last_for_all_steps(finished: Finished) -> None:
+    """As those of a checkpoint between a larger batch and fewer steps."""
+    long = ["data.order=all_epochs", "data.epochs=1", "train.steps=1000"]
+    config = load(finished.newest / "config.toml", long)
+    assert own_data._opened(finished.newest, config, Mesh()).datasets.validation is not None
+
+
 def test_the_runs_data_are_read_with_the_checkpoints_own_tokenizer(
     finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:

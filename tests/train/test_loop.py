@@ -92,7 +92,7 @@ def test_ranks_that_have_come_together_read_the_configuration_again(
     given, before = list[Config](), tiny.config(corpus, tmp_path)
     fetched = tiny.config(corpus, tmp_path, "train.steps=9")
 
-    def open_together(config: Config, ranks: Any, *, lasts: bool) -> None:
+    def open_together(config: Config, ranks: Any) -> None:
         given.append(config)
         raise ColonnadeError("far enough")
 

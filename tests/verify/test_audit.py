@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from colonnade.config.load import load
+from colonnade.errors import ConfigError
 from colonnade.kernels.choice import AS_THEY_ARE, WIDENED
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import paper_mesh
+from colonnade.mesh.mesh import Mesh, paper_mesh
 from colonnade.planner.memory import Memory
 from colonnade.planner.predict import predict
 from colonnade.planner.traffic import Flow, totals
@@ -63,6 +64,7 @@ def test_of_ranks_that_send_what_theory_says_the_first_of_each_stage_is_shown(
         return [text]
 
     monkeypatch.setattr(audit, "open_together", lambda *_: SimpleNamespace(vocab_size=275))
+    monkeypatch.setattr(audit, "course_of", lambda *_: None)
     monkeypatch.setattr(audit, "one_step", lambda *_: ([], {}, "its memory"))
     monkeypatch.setattr(audit, "gather_texts", gathered)
     monkeypatch.setattr(audit, "all_reduce", lambda x, *_: x)
@@ -113,11 +115,26 @@ def test_of_a_difference_rank_0_gives_account_and_the_others_end_well(
     layout = nullcontext((paper_mesh(Layout(tp=2), rank), torch.device("cpu")))
     monkeypatch.setattr(audit, "joined", lambda *_, **__: layout)
     monkeypatch.setattr(audit, "open_together", lambda *_: SimpleNamespace(vocab_size=275))
+    monkeypatch.setattr(audit, "course_of", lambda *_: None)
     monkeypatch.setattr(audit, "one_step", lambda *_: (FLOWS, {}, "its memory"))
     monkeypatch.setattr(audit, "gather_texts", lambda text, world: [text])
     monkeypatch.setattr(audit, "all_reduce", lambda x, *_: x)
     assert audit.audit(load(config, ["parallel.tp=2"])) is (rank > 0)
     assert ("The ledger and theory differ" in capsys.readouterr().out) is (rank == 0)
+
+
+def test_data_have_to_last_for_a_run_that_begins_and_not_for_all_of_one_that_goes_on(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose batch may have been made smaller."""
+    long = load(config, ["data.order=all_epochs", "data.epochs=1", "train.steps=1000"])
+    alone = nullcontext((Mesh(), torch.device("cpu")))
+    monkeypatch.setattr(audit, "joined", lambda *_, **__: alone)
+    monkeypatch.setattr(audit, "one_step", lambda *_: ([], {}, "its memory"))
+    with pytest.raises(ConfigError, match=r"Up to train\.steps = 1,000 the run takes 4,000 samples, but data\.epochs"):
+        audit.audit(long)
+    (tmp_path / "run" / "checkpoints" / "step_00000002").mkdir(parents=True)
+    assert audit.audit(long)
 
 
 def test_the_step_is_a_measured_one_of_the_whole_sequence(config: Path) -> None:

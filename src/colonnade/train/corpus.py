@@ -210,17 +210,19 @@ def _check_labels(corpus: Corpus) -> None:
             )
 
 
-def open_together(config: Config, ranks: Axis, earlier: Earlier = (), *, lasts: bool = True) -> Corpus:
-    """As `open_corpus`, on all ranks: ConfigError on all of them where one cannot, or where they read other data."""
+def open_together(config: Config, ranks: Axis, earlier: Earlier = ()) -> Corpus:
+    """As `open_corpus`, on all ranks: ConfigError on all of them where one cannot, or where they read other data.
+    Data may end before the run.
+    """
     from colonnade.launch.agreement import agree_on_data, on_all_ranks
 
-    corpus = on_all_ranks(lambda: _opened(config, earlier, lasts=lasts), ranks)
+    corpus = on_all_ranks(lambda: _opened(config, earlier), ranks)
     agree_on_data(corpus.properties, ranks)
     return corpus
 
 
-def _opened(config: Config, earlier: Earlier, *, lasts: bool) -> Corpus:
-    corpus = open_corpus(config, earlier, lasts=lasts)
+def _opened(config: Config, earlier: Earlier) -> Corpus:
+    corpus = open_corpus(config, earlier, lasts=False)
     assert corpus.identities, "a run reads files"  # read here, where a failure is everyone's
     return corpus
 

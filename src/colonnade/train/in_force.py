@@ -181,7 +181,7 @@ def opened_in_force(began: Config, corpus: Corpus, changes: Sequence[Change], ra
     config, earlier = in_force(began, changes), earlier_blends(began, changes)
     if not earlier and _reads(config) == _reads(began):
         return config, corpus
-    return config, open_together(config, ranks, earlier, lasts=False)
+    return config, open_together(config, ranks, earlier)
 
 
 def _reads(config: Config) -> tuple[object, ...]:

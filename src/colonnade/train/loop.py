@@ -120,7 +120,7 @@ def main(
     )
     with joining as (mesh, device):
         config = config if again is None else on_all_ranks(again, mesh.world)
-        corpus = open_together(config, mesh.world, lasts=False)
+        corpus = open_together(config, mesh.world)
         watched = within(config, corpus.vocab_size, mesh, device)
         with watched, closing(_monitor(config, mesh, corpus, device)) as monitor:
             if not dry_run:

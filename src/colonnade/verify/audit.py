@@ -23,6 +23,7 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.planner.predict import predict
 from colonnade.planner.step import Step
 from colonnade.planner.traffic import Flow, totals, traffic
+from colonnade.train.beginning import course_of
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.products import settle
 from colonnade.train.state import build_state
@@ -44,6 +45,7 @@ def audit(config: Config) -> bool:
     properties = settings(config)
     with joined(layout, train.device, train.threads, timeout=train.timeout, properties=properties) as (mesh, device):
         corpus = open_together(config, mesh.world)
+        course_of(config, corpus, mesh.world)  # refuses data that are too short, as the run's start does
         products = settle(config, corpus.vocab_size, mesh.world, device).products
         flows, seen, memory = one_step(config, mesh, device, corpus, products)
         agree = totals(flows) == seen
