@@ -85,6 +85,7 @@ def test_each_tensor_is_read_from_where_it_lies(tmp_path: Path) -> None:
         assert found.is_contiguous() and place.shape == tuple(state[name].shape), name
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch 2.11, while it reads
 @pytest.mark.parametrize(
     ("content", "said"),
     [

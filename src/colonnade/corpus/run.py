@@ -148,7 +148,8 @@ def submit(recipe: Recipe, planned: list[CleaningStage], folder: Path) -> str:
 def bar(stage: CleaningStage, plan: Plan, folder: Path, *, shown: bool) -> Iterator[None]:
     """The stage, the share of it that is done, documents/s and the time left, on standard error."""
     columns = (TextColumn(f"{stage.name:10}"), BarColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
-    console = Console(file=sys.stderr)  # the stream of now: tasks in this process redirect it
+    # The stream of now: tasks in this process redirect it. Rich before 14.3 ends a hidden bar with a blank line.
+    console = Console(file=sys.stderr, quiet=not shown)
     display = Progress(*columns, console=console, disable=not shown, transient=True)
     total = sum(split.num_bytes for task in plan.tasks for split in task) if stage.name == "documents" else None
     task = display.add_task(stage.name, total=total, speed="")

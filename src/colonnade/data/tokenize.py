@@ -327,7 +327,7 @@ class _Bar:
     def __init__(self, total_bytes: int, *, shown: bool) -> None:
         columns = (TextColumn("tokenize"), BarColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
         console = Console(stderr=True)
-        hidden = not shown or not console.is_terminal  # a bar in a file is a blank line
+        console.quiet = hidden = not shown or not console.is_terminal  # a bar in a file is a blank line
         self._progress = Progress(*columns, console=console, disable=hidden, transient=True)
         self._task: TaskID = self._progress.add_task("tokenize", total=max(total_bytes, 1), speed="")
         self._started = time.perf_counter()
