@@ -658,7 +658,7 @@ def test_a_signal_behind_its_end_changes_nothing_of_it(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_heard_where_other_runs_follow(fake: Any, number: signal.Signals) -> None:
     """As in a sweep: it ends there, and the next point is not started; without one the next hears as this did."""
-    signal.signal(number, before := signal.getsignal(signal.SIGINT))
+    signal.signal(number, before := signal.default_int_handler)
     assert fake(after(DONE, 20), last=False)[0] == 0 and signal.getsignal(number) is before
     assert fake(after(Ended(0, 0, None, [number]), 20), last=False)[0] == 128 + number
 

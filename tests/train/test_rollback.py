@@ -699,7 +699,7 @@ def test_what_cannot_be_returned_to(finished: Finished, run: Path, tmp_path: Pat
         (run, 4, "--rate-steps", 3): "--rate-factor 1 and --rate-steps 3 go together",
         (run, 4, "--rate-factor", 0, "--rate-steps", 2): "--rate-factor 0 would leave no learning rate",
         (run, 4, "--rate-factor", "-1", "--rate-steps", 2): "--rate-factor -1 would leave no learning rate",
-        (run, 4, "--rate-factor", "nan", "--rate-steps", 2): "Invalid value for '--rate-factor'",
+        (run, 4, "--rate-factor", "nan", "--rate-steps", 2): "--rate-factor",  # by typer, or behind it
     }.items():
         answer = here("rollback", *arguments)
         assert answer.status == 2 and told in answer.err and "Traceback" not in answer.err, answer
