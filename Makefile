@@ -19,7 +19,7 @@ help:
 	@echo "make demo       train, evaluate and sample a small model-parallel GPT on bundled text"
 	@echo "make test       the test suite"
 	@echo "make test-slow  the tests that take minutes; make test-all runs both"
-	@echo "make lowest     the test suite with the oldest versions that pyproject.toml allows"
+	@echo "make lowest     the test suite with the oldest versions that the run time may have"
 	@echo "make parity-full  all layouts with all schedules, an hour at a time: results under benchmarks/results"
 	@echo "make drills     kills, damage, full disks, signals, restarts: hours; goes on where it stopped, results likewise"
 	@echo "make check      lint, formatting, types, architecture"
@@ -50,13 +50,12 @@ test-slow: $(VENV)/.test
 test-all: $(VENV)/.test
 	$(TESTS) -m "slow or not slow"
 
-# The test tools are new ones, and want newer ones of some.
+# Those of the run time: extras and test tools are new ones, and want newer ones of some.
 lowest:
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(PYTHON) -m tests.lowest > $(LOWEST)/run.txt
-	$(PYTHON) -m tests.lowest zstd data > $(LOWEST)/extras.txt
 	$(LOWEST)/bin/python -m pip install --quiet --no-compile -c $(LOWEST)/run.txt -e .
-	$(LOWEST)/bin/python -m pip install --quiet --no-compile -c $(LOWEST)/extras.txt -e ".[test,zstd,data]"
+	$(LOWEST)/bin/python -m pip install --quiet --no-compile -e ".[test,zstd,data]"
 	$(LOWEST)/bin/python -m pytest -n 4
 
 parity-full: $(VENV)/.test
