@@ -6043,7 +6043,7 @@ MUTATIONS = [
     Mutation(
         "a memory limit by a control group of version 1 is none",
         "control_groups.py",
-        ' or _lines(folder / "memory.limit_in_bytes")',
+        ' or lines_in(folder / "memory.limit_in_bytes")',
         "",
         ("tests/test_control_groups.py",),
     ),

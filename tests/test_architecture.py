@@ -10,7 +10,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src" / "colonnade"
 FILES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
-    {"errors", "proc", "control_groups", ""},
+    {"errors", "proc", ""},
     {
         "config",
         "lock",
@@ -19,6 +19,7 @@ FLOORS = [
         "upload",
         "pace",
         "mapped",
+        "control_groups",
         "drawing",
         "storage",
         "garbage",

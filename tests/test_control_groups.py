@@ -14,7 +14,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """The files of the kernel: these and no others."""
 
     def tell(files: dict[str, str]) -> None:
-        monkeypatch.setattr(control_groups, "_lines", lambda path: files.get(str(path), "").splitlines())
+        monkeypatch.setattr(control_groups, "lines_in", lambda path: files.get(str(path), "").splitlines())
 
     return tell
 

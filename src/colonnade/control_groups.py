@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from colonnade.proc import lines_in
+
 
 def num_cores() -> int:
     """CPU cores that this process may use: those that it may run on, or as many as have the time that it is given."""
@@ -25,8 +27,8 @@ def core_quota() -> float | None:
     """
     found = []
     for folder in _groups("cpu"):
-        version_1 = [*_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
-        quota, _, period = " ".join(_lines(folder / "cpu.max") or version_1).partition(" ")
+        version_1 = [*lines_in(folder / "cpu.cfs_quota_us"), *lines_in(folder / "cpu.cfs_period_us")]
+        quota, _, period = " ".join(lines_in(folder / "cpu.max") or version_1).partition(" ")
         if quota.isdecimal():
             found.append(int(quota) / int(period))
     return min((quota for quota in found if quota < num_cores_to_run_on()), default=None)
@@ -40,10 +42,10 @@ def memory_limits() -> list[tuple[int, int]]:
     """
     found = []
     for folder in _groups("memory"):
-        limit = _lines(folder / "memory.max") or _lines(folder / "memory.limit_in_bytes")
-        used = _lines(folder / "memory.current") or _lines(folder / "memory.usage_in_bytes")
+        limit = lines_in(folder / "memory.max") or lines_in(folder / "memory.limit_in_bytes")
+        used = lines_in(folder / "memory.current") or lines_in(folder / "memory.usage_in_bytes")
         if limit and used and limit[0].isdecimal():
-            kept = max(int(used[0]) - _of_files(_lines(folder / "memory.stat")), 0)
+            kept = max(int(used[0]) - _of_files(lines_in(folder / "memory.stat")), 0)
             found.append((max(int(limit[0]) - kept, 0), int(limit[0])))
     return found
 
@@ -53,7 +55,7 @@ def _groups(controller: str) -> Iterator[Path]:
     version 2, and those in which version 1 has a controller. In a container not all need be there.
     """
     root = Path("/sys/fs/cgroup")
-    for line in _lines(Path("/proc/self/cgroup")):
+    for line in lines_in(Path("/proc/self/cgroup")):
         _, controllers, own = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -70,10 +72,3 @@ def _of_files(lines: list[str]) -> int:
     table = dict(line.partition(" ")[::2] for line in lines)
     whole = "total_" if "total_inactive_file" in table else ""  # version 1 tells of a group without those in it as well
     return sum(int(table.get(f"{whole}{name}", 0)) for name in ("inactive_file", "active_file"))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

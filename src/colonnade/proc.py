@@ -1,4 +1,4 @@
-"""What Linux tells of a process in /proc."""
+"""What Linux tells in /proc, and in files like those."""
 
 import os
 from pathlib import Path
@@ -19,3 +19,11 @@ def numbering() -> str:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
+
+
+def lines_in(path: Path) -> list[str]:
+    """The lines of such a file; none where it is not there, or not to be read."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

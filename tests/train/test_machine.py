@@ -21,9 +21,9 @@ ARM = ["processor\t: 0", "Features\t: fp asimd"]
 
 
 def test_a_processor_is_told_by_its_name_and_its_vector_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_lines", lambda path: INTEL)
+    monkeypatch.setattr(machine, "lines_in", lambda path: INTEL)
     assert device_name(CPU) == "Intel(R) Xeon(R) 8481C @ 2.7" and processor() == "Intel(R) Xeon(R) 8481C @ 2.7; avx2"
-    monkeypatch.setattr(machine, "_lines", lambda path: ARM)
+    monkeypatch.setattr(machine, "lines_in", lambda path: ARM)
     monkeypatch.setattr(machine.platform, "processor", lambda: "")
     monkeypatch.setattr(machine.platform, "machine", lambda: "aarch64")
     assert device_name(CPU) == "aarch64" and processor() == "aarch64; asimd"
@@ -39,7 +39,7 @@ def test_macos_names_a_processor_by_sysctl(said: str | None, name: str, monkeypa
             raise FileNotFoundError(command[0])
         return subprocess.CompletedProcess(command, int(not said), said)
 
-    monkeypatch.setattr(machine, "_lines", lambda path: [])
+    monkeypatch.setattr(machine, "lines_in", lambda path: [])
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(machine.platform, "processor", lambda: "")
@@ -64,9 +64,9 @@ def test_cores_that_a_control_group_keeps_back_are_told(monkeypatch: pytest.Monk
 def test_free_memory_is_told_in_bytes_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "memory_limits", list)
     told = ["MemTotal:       16000 kB", "MemFree:         1000 kB", "MemAvailable:    9000 kB", ""]
-    monkeypatch.setattr(machine, "_lines", lambda path: told if path == Path("/proc/meminfo") else [])
+    monkeypatch.setattr(machine, "lines_in", lambda path: told if path == Path("/proc/meminfo") else [])
     assert free_memory(CPU) == (9000 * 1024, 16000 * 1024)
     monkeypatch.setattr(machine, "memory_limits", lambda: [(7000, 8000), (2**63 - 4096, 2**63 - 1)])
     assert free_memory(CPU) == (7000, 8000)
-    monkeypatch.setattr(machine, "_lines", lambda path: [])
+    monkeypatch.setattr(machine, "lines_in", lambda path: [])
     assert free_memory(CPU) is None

@@ -127,7 +127,7 @@ def test_another_version_of_the_compiled_kernels_is_measured_again(
 def test_a_processor_is_known_by_its_name_and_its_vector_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by what else the system says of it, which the next kernel may say differently."""
     lines = ["model name\t: A  CPU", "flags\t\t: fpu fma avx2 sse2 hypervisor avx"]
-    monkeypatch.setattr(machine, "_lines", lambda path: lines)
+    monkeypatch.setattr(machine, "lines_in", lambda path: lines)
     assert products.processor() == "A CPU; avx avx2 fma"
 
 

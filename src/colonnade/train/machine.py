@@ -10,6 +10,7 @@ import torch
 
 from colonnade.config.numbers import counted
 from colonnade.control_groups import core_quota, memory_limits, num_cores
+from colonnade.proc import lines_in
 
 _UNITS = ("avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm")  # beginnings of flags in /proc/cpuinfo
 Free = tuple[int, int]
@@ -20,7 +21,7 @@ def device_name(device: torch.device) -> str:
     """A GPU's or CPU's name, as its maker or the system has it; of a CPU that has none there its kind, as `aarch64`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    for line in _lines(Path("/proc/cpuinfo")):
+    for line in lines_in(Path("/proc/cpuinfo")):
         name, _, value = line.partition(":")
         if name.strip() == "model name":
             return " ".join(value.split())
@@ -29,7 +30,7 @@ def device_name(device: torch.device) -> str:
 
 def processor() -> str:
     """What decides how fast this machine multiplies, and how it rounds: its name; what its vector units can do."""
-    lines = [line.partition(":")[::2] for line in _lines(Path("/proc/cpuinfo"))]
+    lines = [line.partition(":")[::2] for line in lines_in(Path("/proc/cpuinfo"))]
     written = next((value for name, value in lines if name.strip() in ("flags", "Features")), "")
     units = sorted(flag for flag in written.split() if flag.startswith(_UNITS))
     return f"{device_name(torch.device('cpu'))}; {' '.join(units) or torch.backends.cpu.get_cpu_capability()}"
@@ -57,15 +58,8 @@ def free_memory(device: torch.device) -> Free | None:
     if device.type == "cuda":
         free, there = torch.cuda.mem_get_info(device)
         return int(free), int(there)
-    table = {line.split(":")[0]: line.split()[1] for line in _lines(Path("/proc/meminfo")) if len(line.split()) > 1}
+    table = {line.split(":")[0]: line.split()[1] for line in lines_in(Path("/proc/meminfo")) if len(line.split()) > 1}
     if "MemAvailable" not in table:
         return None
     machine = int(table["MemAvailable"]) * 1024, int(table["MemTotal"]) * 1024
     return min([machine, *memory_limits()])
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
