@@ -5842,8 +5842,8 @@ MUTATIONS = [
     Mutation(
         "a search lets the first stage alone wait for its micro-batches to come back",
         "planner/waiting.py",
-        "for first in range(pp):",
-        "for first in range(1):",
+        "for first in range(trained, trained + pp):",
+        "for first in range(trained, trained + 1):",
         ("tests/planner/test_compose.py",),
     ),
     Mutation(
@@ -10847,8 +10847,22 @@ MUTATIONS = [
     Mutation(
         "a search sends between stages what their last unit takes",
         "planner/compose.py",
-        "sizes.message(units[start]), chunk % pp) for",
-        "sizes.message(units[start - 1]), chunk % pp) for",
+        "[(units[start], chunk % pp) for",
+        "[(units[start - 1], chunk % pp) for",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "a search sends gradients to stages that are frozen",
+        "planner/compose.py",
+        "Hop(whole, whole - empty, returns)",
+        "Hop(whole, whole - empty)",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "a search has frozen stages wait for gradients",
+        "planner/waiting.py",
+        "for first in range(trained, trained + pp):",
+        "for first in range(pp):",
         ("tests/planner/test_compose.py",),
     ),
     Mutation(

@@ -23,7 +23,7 @@ from colonnade.planner.kept import Handed
 from colonnade.planner.kept import Kept as OfAUnit
 from colonnade.planner.memory import buffer_bytes, rank_memory, resident
 from colonnade.planner.unit_times import Costs, UnitCost, _cost, unit_costs
-from colonnade.planner.waiting import Hop, Work, filling
+from colonnade.planner.waiting import Hop, Work, filling, waiting
 from tests.parity.runs import Case, Way, configured
 from tests.planner.once import units_timed_once
 
@@ -128,7 +128,7 @@ def test_what_stages_send_is_a_micro_batch_of_the_stream() -> None:
     found = Composer(config(), 64, of)._hops
     near, far, none = (of.move("send", *each) for each in ((size, (0, 2)), (size, (0, 4)), (0, (0, 2))))
     assert found(config(dp=4)) == []
-    assert found(config(**way, tp=1)) == [(near, near - none)] and far > near > none
+    assert found(config(**way, tp=1)) == [(near, near - none, True)] and far > near > none
     assert [hop.whole for hop in found(config(**way, tp=2))] == [far]
 
 
@@ -144,6 +144,13 @@ def test_what_stages_send_takes_as_long_as_the_links_between_them() -> None:
     assert found(config(**way)) == [near, far, near] and far > near
     assert found(config(**way, schedule="interleaved", virtual_stages=2)) == [near, far, near, far, near, far, near]
     assert found(config(pp=4)) == [near, near, near]
+
+
+def test_no_gradients_are_sent_to_stages_that_are_frozen_with_all_before_them() -> None:
+    """Two units are on each: of the second one is trained."""
+    frozen = PartsConfig(frozen=("embedding*", "blocks.0.*", "blocks.1.*", "blocks.4.*", "blocks.5.*"))
+    way = config(pp=4).model_copy(update={"parts": frozen})
+    assert [hop.returns for hop in Composer(way, 64, Cost(A100, 4))._hops(way)] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -432,6 +439,36 @@ def test_a_pipeline_waits_for_a_slow_link_as_it_does_when_simulated(
     assert count * 15 + step(monkeypatch, way)[0]["pipeline"] == pytest.approx(simulation.makespan, rel=0.1)
 
 
+@pytest.mark.parametrize("latency", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("schedule", "virtual_stages", "pp", "frozen"),
+    [("1f1b", 1, 2, 1), ("1f1b", 1, 4, 1), ("1f1b", 1, 4, 3), ("zero_bubble", 1, 4, 1), ("interleaved", 2, 2, 1),
+     ("interleaved", 2, 4, 1), ("interleaved", 2, 4, 5)],
+    ids=lambda each: str(each),
+)  # fmt: skip
+def test_a_pipeline_whose_first_chunks_are_frozen_waits_as_it_does_when_simulated(
+    schedule: str, virtual_stages: int, pp: int, frozen: int, latency: float
+) -> None:
+    """Messages take twice a stage's work."""
+    way, count, chunks = config(pp=pp, schedule=schedule, virtual_stages=virtual_stages), 32, pp * virtual_stages
+    way = way.model_copy(update={"train": way.train.model_copy(update={"global_batch_size": count})})
+    sizes = [(4.0, 0.0, 0.0) if chunk < frozen else (4.0, 5.0, 6.0) for chunk in range(chunks)]
+    each = [Work(*(size / virtual_stages for size in work)) for work in sizes]
+    times = [Work(*map(sum, zip(*each[stage::pp], strict=True))) for stage in range(pp)]
+    whole = 30.0 / virtual_stages
+    hops = [Hop(whole, whole * (1 - latency), chunk >= frozen) for chunk in range(chunks - 1)]
+    simulation = simulate(
+        all_actions(schedule, pp, count, virtual_stages),
+        count,
+        virtual_stages=virtual_stages,
+        durations=[Durations(*work) for work in each],
+        links={(at, at + to): (whole, whole * latency) for at in range(chunks) for to in (1, -1)},
+        first_trained=frozen,
+    )
+    composed = count * max(work.whole for work in times) + filling(times, way) + waiting(times, hops, way)
+    assert composed + sum(hop.there_and_back for hop in hops) == pytest.approx(simulation.makespan, rel=0.1)
+
+
 def test_what_is_no_pipeline_waits_for_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step(monkeypatch, config())[0]["pipeline"] == 0.0
 
@@ -460,6 +497,15 @@ def test_a_tied_pipeline_over_a_slow_network_is_composed_to_take_as_long_as_it_i
     seconds, _, spent = Composer(config(pp=4), 64, Cost(slow, 4)).compose(config(pp=4))
     assert seconds == pytest.approx(planned.seconds_per_step, rel=0.1)
     assert spent["ends"] == pytest.approx(planned.spent["ends"])
+
+
+def test_a_pipeline_with_frozen_stages_over_a_slow_network_is_composed_to_take_as_long_as_it_is_planned() -> None:
+    """To the first half of its stages no gradients go."""
+    slow = A100.having(island__size=1, node__size=1, network__bandwidth=1e6, network__latency=1e-4)
+    frozen = PartsConfig(frozen=("embedding*", *(f"blocks.{layer}.*" for layer in range(3))))
+    way = config(pp=4).model_copy(update={"parts": frozen})
+    planned = estimate(way, 64, slow, every_rank=False)
+    assert Composer(way, 64, Cost(slow, 4)).compose(way)[0] == pytest.approx(planned.seconds_per_step, rel=0.1)
 
 
 def test_stages_that_share_nothing_that_is_trained_sum_nothing() -> None:

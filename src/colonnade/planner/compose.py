@@ -173,7 +173,7 @@ class Composer:
             times = [_with_traffic(each, gathered, reduce) for each in times]
         slowest, last = max(each.whole for each in times), max(each.backward + each.weights for each in times)
         hops = self._hops(config)
-        messages = 2 * sum(hop.whole for hop in hops)
+        messages = sum(hop.there_and_back for hop in hops)
         waits = self._once(
             ("waits", parallel.schedule, count, tuple(times), tuple(hops)),
             lambda: waiting(times, hops, config),
@@ -195,13 +195,14 @@ class Composer:
         units, held, parallel = self.architecture.units, self._held(config), config.parallel
         beside, pp = parallel.dp * parallel.tp, parallel.pp
 
-        def hop(size: int, stage: int) -> Hop:
+        def hop(size: int, stage: int, returns: bool) -> Hop:
             whole, empty = (self.cost.message(each, (stage, (stage + 1) % pp), beside) for each in (size, 0))
-            return Hop(whole, whole - empty)
+            return Hop(whole, whole - empty, returns)
 
         def make() -> list[Hop]:
             sizes, starts = self._sizes(config), accumulate(held[0][:-1])
-            places = [(sizes.message(units[start]), chunk % pp) for chunk, start in enumerate(starts)]
+            into = [(units[start], chunk % pp) for chunk, start in enumerate(starts)]
+            places = [(sizes.message(unit), stage, unit.sends_back) for unit, stage in into]
             known = {place: hop(*place) for place in set(places)}
             return [known[place] for place in places]
 

@@ -26,11 +26,18 @@ class Work(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """[s] Of a micro-batch's message from a chunk to the next, or back."""
+    """[s] Of a micro-batch's message from a chunk to the next, and of that back, which is as large."""
 
     whole: float
     on_link: float
     """That no other message can be on the link."""
+    returns: bool = True
+    """Whether gradients come back: not to a chunk in which, and before which, nothing is trained."""
+
+    @property
+    def there_and_back(self) -> float:
+        """[s]"""
+        return self.whole * (1 + self.returns)
 
 
 def filling(times: Sequence[Work], config: Config) -> float:
@@ -54,15 +61,17 @@ def _rounds(times: Sequence[Work], hops: Sequence[Hop], config: Config) -> float
     """[s] That a stage waits, all micro-batches together, for one to come back from a later chunk: it begins `begun` of
     a chunk meanwhile, a round. Of the first round some go `ahead` that do not come back in turn: each is later than the
     one before by what the slowest link between takes longer than the stages. The most of all stages and later chunks.
+    A chunk to which nothing comes back waits for nothing.
     """
     parallel, shown = config.parallel, _shown(times, config)
     pp, virtual, count = parallel.pp, parallel.virtual_stages, config.train.num_microbatches(parallel.dp)
     slowest, others, found = max(work.whole for work in times) / virtual, count * virtual - 1, 0.0
-    for first in range(pp):
-        there_and_back, late = times[first].whole / virtual, 0.0
+    trained = sum(not hop.returns for hop in hops)
+    for first in range(trained, trained + pp):
+        there_and_back, late = times[first % pp].whole / virtual, 0.0
         for n, hop in enumerate(hops[first:], 2):
             last, begun = (first + n - 1) % pp, n if virtual == 1 else 2 * n - 1
-            there_and_back += 2 * hop.whole + shown[last]
+            there_and_back += hop.there_and_back + shown[last]
             late = max(late, hop.on_link - slowest)
             ahead = min(_ahead(last, config), others)
             found = max(found, (others - ahead) / begun * (there_and_back - begun * slowest) + ahead * late)
@@ -78,10 +87,12 @@ def _shared(times: Sequence[Work], hops: Sequence[Hop], config: Config) -> float
     slowest, on_links = max(work.whole for work in times), [0.0] * pp
     for chunk, hop in enumerate(hops):
         on_links[chunk % pp] += hop.on_link
+        if pp == 2:
+            on_links[1 - chunk % pp] += hop.on_link * hop.returns
     found = 0.0
-    for stage, on_link in enumerate([sum(on_links)] if pp == 2 else on_links):
+    for stage, on_link in enumerate(on_links):
         to = (stage + 1) % pp
-        behind = sum(2 * hop.whole + shown[chunk % pp] for chunk, hop in enumerate(hops[to:], to + 1))
+        behind = sum(hop.there_and_back + shown[chunk % pp] for chunk, hop in enumerate(hops[to:], to + 1))
         ahead = max(0.0, _ahead(to, config) * on_link / virtual - behind)
         found = max(found, (count - 1) * (on_link - slowest) + ahead)
     return found
