@@ -5107,7 +5107,7 @@ MUTATIONS = [
     Mutation(
         "a search takes the times and memory of a layout for those of the same one with full recomputation",
         "planner/compose.py",
-        'return *_kind(config), config.parallel.recompute == "full", self._held(config)',
+        "return *_kind(config), config.parallel.recompute_group, self._held(config)",
         "return *_kind(config), self._held(config)",
         ("tests/planner/test_search.py",),
     ),
@@ -11249,6 +11249,20 @@ MUTATIONS = [
         'if keeps(schedule="1f1b", virtual_stages=1):',
         "if True:",
         ("tests/planner/test_search.py",),
+    ),
+    Mutation(
+        "--keep parallel.recompute leaves the groups that are recomputed out",
+        "planner/search.py",
+        'groups = ["parallel.recompute_every"] if "parallel.recompute" in keep else []',
+        "groups = list[str]()",
+        ("tests/planner/test_search.py",),
+    ),
+    Mutation(
+        "a search takes layers to be computed again one by one, whatever their groups",
+        "planner/compose.py",
+        "groups(units, config.parallel.recompute_group)",
+        "groups(units, min(config.parallel.recompute_group, 1))",
+        ("tests/planner/test_compose.py",),
     ),
     Mutation(
         "a plan has its number format from the device, whatever the run that is there has",

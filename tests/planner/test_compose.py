@@ -579,5 +579,7 @@ def test_layers_that_are_computed_again_keep_their_input_and_are_there_one_at_a_
     monkeypatch.setattr(Composer, "_units", lambda *_: [units, [units[1]], [units[3]]])
     each = {way: found._kept(0, ((), 1), way, config(recompute=way)) for way in ("none", "full")}
     alone = [found._kept(stage, ((), 3), "full", config(recompute="full")) for stage in (1, 2)]
+    together = found._kept(0, ((), 1), "together", config(recompute="full", recompute_every=2))
+    assert together == Kept(500 + 30 + 70, 2 * 300 + 20, (), 0), "two blocks, one input"
     assert alone == [Kept(30, 320, (), 0), Kept(70, 250, (), 0)]
     assert each == {"none": Kept(500 + 2 * 300 + 70, 250, (), 0), "full": Kept(500 + 2 * 30 + 70, 320, (), 0)}

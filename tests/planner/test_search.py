@@ -394,6 +394,19 @@ def test_what_is_not_looked_at_is_as_usual_whatever_the_configuration_has() -> N
     assert found and all({key: getattr(each, key) for key in keys} == keys for each in found)
 
 
+@pytest.mark.parametrize("key", ["parallel.recompute", "parallel.recompute_every"])
+def test_groups_of_layers_that_are_computed_again_are_kept_with_it(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """Or for themselves. Without, each layer is one."""
+    monkeypatch.setattr(Composer, "compose", lambda *_: (1.0, 10, {}))
+    parallel = config().parallel.model_copy(update={"recompute": "full", "recompute_every": 2})
+    found = search(config().model_copy(update={"parallel": parallel}), 64, A100, 2, keep=[key]).fitting
+    assert found and {(each.chosen["recompute"], each.chosen["recompute_every"]) for each in found} == {("full", 2)}
+    assert all("recompute full in groups of 2" in layout_in_words(each) for each in found)
+    none = parallel.model_copy(update={"recompute": "none", "recompute_every": 1})
+    kept = search(config().model_copy(update={"parallel": none}), 64, A100, 2, keep=["parallel.recompute"]).fitting
+    assert kept and {each.chosen["recompute"] for each in kept} == {"none"}
+
+
 @pytest.mark.parametrize(("schedule", "stages"), [("1f1b", {1, 2, 4}), ("zero_bubble", {2, 4}), ("interleaved", {2})])
 def test_a_schedule_that_is_kept_leaves_layouts_of_one_stage_out_unless_it_is_theirs(
     schedule: str, stages: set[int]

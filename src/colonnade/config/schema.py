@@ -91,6 +91,11 @@ class ParallelConfig(Section):
         """Ranks in all: tp × pp × dp."""
         return self.tp * self.pp * self.dp
 
+    @property
+    def recompute_group(self) -> int:
+        """Layers that backward computes again together; 0: none."""
+        return self.recompute_every if self.recompute == "full" else 0
+
 
 class MaskingConfig(Section):
     """Samples of a masked model (model.kind = "bert"): two texts of one document, with words to guess."""

@@ -19,6 +19,7 @@ from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.statement import Unit
 from colonnade.config.schema import Config
 from colonnade.pipeline.partition import chunks, cut, holders
+from colonnade.pipeline.recompute import groups
 from colonnade.pipeline.schedule import actions
 from colonnade.pipeline.simulate import peak_activations
 from colonnade.planner.cost import Cost
@@ -157,7 +158,7 @@ class Composer:
 
     def _key(self, config: Config) -> Hashable:
         """Of what a micro-batch costs on each stage, all that layouts differ in."""
-        return *_kind(config), config.parallel.recompute == "full", self._held(config)
+        return *_kind(config), config.parallel.recompute_group, self._held(config)
 
     def _step(
         self, times: Sequence[Work], lengths: Sequence[Lengths], config: Config
@@ -317,16 +318,17 @@ class Composer:
         return self._once(("bucket", bucket, tp), make)
 
     def _kept(self, stage: int, held: tuple[tuple[int, ...], int], key: Hashable, config: Config) -> Kept:
-        units, costs, again = self._units(held)[stage], self._costs(config), config.parallel.recompute == "full"
+        units, costs = self._units(held)[stage], self._costs(config)
         split = config.parallel.schedule == "zero_bubble"
         is_ring = split or config.train.num_microbatches(config.parallel.dp) > 1  # the first unit follows the last
 
         def make() -> Kept:
             first = min((costs.of(unit).handed for unit in units if not unit.is_loss), default=0)
-            each = sum(first if _is_recomputed(unit, again) else costs.of(unit).kept for unit in units)
-            once = max(
-                costs.of(unit).working + (costs.of(unit).kept if _is_recomputed(unit, again) else 0) for unit in units
-            )
+            each = once = 0
+            for group, again in groups(units, config.parallel.recompute_group):
+                kept = sum(costs.of(unit).kept for unit in group)
+                each += first if again else kept
+                once = max(once, max(costs.of(unit).working for unit in group) + (kept if again else 0))
             tp, ring = config.parallel.tp, [*units, *(units[:3] if is_ring else [])]
             four, two = ([self._buckets(ring[at : at + count], tp) for at in range(len(units))] for count in (4, 2))
             following = max((sorted((each.trained for each in own), reverse=True) for own in four), key=sum)

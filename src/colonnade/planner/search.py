@@ -29,8 +29,8 @@ from colonnade.planner.estimate import Estimate, estimate
 from colonnade.planner.hardware import Hardware
 
 KEYS = (
-    "tp", "pp", "dp", "schedule", "virtual_stages", "partition", "cuts", "zero", "recompute", "sequence_parallel",
-    "offload",
+    "tp", "pp", "dp", "schedule", "virtual_stages", "partition", "cuts", "zero", "recompute", "recompute_every",
+    "sequence_parallel", "offload",
 )  # fmt: skip
 KEPT = (*(f"parallel.{key}" for key in KEYS if key not in ("partition", "cuts")), "train.micro_batch_size")
 """Keys that a search can leave as they are set."""
@@ -159,7 +159,8 @@ def search(
     configuration has them. `told`: of what is found so far, behind each layout. Raises LayoutError where no layout has
     these keys so.
     """
-    kept = {key: attrgetter(key)(config) for key in keep}
+    groups = ["parallel.recompute_every"] if "parallel.recompute" in keep else []
+    kept = {key: attrgetter(key)(config) for key in (*keep, *groups)}
     found = Search(hardware["device.memory"] if limit is None else limit)
     composer = Composer(config, vocab_size, Cost(hardware, num_ranks))
     for each in candidates(config, composer, num_ranks, partial(_keeps, kept)):
@@ -195,6 +196,7 @@ def candidates(
     """All layouts of these ranks that are worth a look and whose keys it `keeps`; many cannot be."""
     units, node = len(composer.architecture.units), composer.cost.hardware["node.size"]
     sixteen = config.train.precision in ("bf16", "fp16")
+    group = next((each for each in (1, config.parallel.recompute_every) if keeps(recompute_every=each)), 1)
     for tp in (each for each in possible_tp(config) if num_ranks % each == 0 and each <= node):
         for pp in (each for each in divisors(num_ranks // tp) if each <= units):
             dp = num_ranks // tp // pp
@@ -207,10 +209,10 @@ def candidates(
             micro = [each for each in micro if keeps("train", micro_batch_size=each)]
             again = ("none", "full") if not config.model.attention_dropout else ("none", "selective", "full")
             for r, sp, b in product(again, (False, True) if tp > 1 else (False,), micro):
-                sizes = {"tp": tp, "pp": pp, "dp": dp, "recompute": r, "sequence_parallel": sp}
+                how = {"recompute": r, "recompute_every": group if r == "full" else 1, "sequence_parallel": sp}
                 for z, off in product((0, 1, 2, 3) if dp > 1 else (0,), (False, True) if sixteen else (False,)):
-                    base = _with(config, b, {**PLAIN, **sizes, "zero": z, "offload": off})
-                    if keeps(recompute=r, sequence_parallel=sp, zero=z, offload=off):
+                    base = _with(config, b, {**PLAIN, "tp": tp, "pp": pp, "dp": dp, **how, "zero": z, "offload": off})
+                    if keeps(**how, zero=z, offload=off):
                         yield from _pipelines(base, composer, pp, units, keeps)
 
 

@@ -98,6 +98,7 @@ def layout_in_words(each: Candidate) -> str:
     parts += [f"cut by {chosen['partition']}"] * (chosen["partition"] != "layers")
     parts += ["cut by time"] * bool(chosen["cuts"])
     parts += [f"ZeRO {chosen['zero']}"] * bool(chosen["zero"])
-    parts += [f"recompute {chosen['recompute']}"] * (chosen["recompute"] != "none")
+    groups = f" in groups of {chosen['recompute_every']}" * (chosen["recompute_every"] > 1)
+    parts += [f"recompute {chosen['recompute']}{groups}"] * (chosen["recompute"] != "none")
     parts += ["sequence parallelism"] * chosen["sequence_parallel"] + ["offload"] * chosen["offload"]
     return ", ".join([*parts, f"micro-batch {chosen['micro_batch_size']}"])

@@ -353,12 +353,11 @@ def _gathers(step: Step) -> dict[str, int]:
 
 def _uses(step: Step) -> Iterator[Unit]:
     """The units that this rank runs in a step, forward and backward, in their order."""
-    every = step.parallel.recompute_every if step.parallel.recompute == "full" else 0
     for action in step.schedules[step.place["pp"]]:
         if action.kind == "F":
             yield from step.chunks[action.chunk]
         elif action.kind == "B":
-            for group, again in reversed(groups(step.chunks[action.chunk], every)):
+            for group, again in reversed(groups(step.chunks[action.chunk], step.parallel.recompute_group)):
                 yield from (unit for unit in [*(group if again else []), *reversed(group)] if unit.has_backward)
 
 

@@ -207,10 +207,9 @@ def runner_of(
     device: torch.device,
 ) -> Runner:
     """This stage's runner, given the units of every chunk of the model."""
-    again = parallel.recompute_every if parallel.recompute == "full" else 0
     return Runner(
         chunks=[
-            Chunk(units, model, owner, weight_gradients=weight_gradients, recompute_every=again)
+            Chunk(units, model, owner, weight_gradients=weight_gradients, recompute_every=parallel.recompute_group)
             for units in every[pp.rank :: pp.size]
         ],
         starts=[units[0].name for units in every],
