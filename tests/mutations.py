@@ -11071,7 +11071,7 @@ MUTATIONS = [
     Mutation(
         "a run that has finished ends as a signal asks that came behind its end",
         "train/restarts.py",
-        "                self._has_ended()  # as it should: who asks now is too late\n",
+        "                self._hear_no_more()  # who asks now is too late\n",
         "                pass\n",
         ("tests/train/test_restarts.py",),
     ),
@@ -11190,7 +11190,7 @@ MUTATIONS = [
     Mutation(
         "the next point of a sweep is started though the last step of one was asked to be the end",
         "train/restarts.py",
-        "128 + ended.asked if ended.asked and ended.status != UNFINISHED else ended.status",
+        "128 + asked if asked and ended.status != UNFINISHED else ended.status",
         "ended.status",
         ("tests/train/test_restarts.py",),
     ),
@@ -11263,6 +11263,27 @@ MUTATIONS = [
         "groups(units, config.parallel.recompute_group)",
         "groups(units, min(config.parallel.recompute_group, 1))",
         ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "a signal that no rank has heard ends a sweep without a word",
+        "train/start.py",
+        "{*ended.unheard} - {*ASK_TO_END}",
+        "{*ended.unheard}",
+        ("tests/train/test_start.py",),
+    ),
+    Mutation(
+        "a sweep goes on behind a signal that no rank has heard",
+        "train/restarts.py",
+        "(ended.asked, *ended.unheard) if",
+        "(ended.asked,) if",
+        ("tests/train/test_start.py",),
+    ),
+    Mutation(
+        "a run that has ended is told as interrupted",
+        "train/restarts.py",
+        "if self.attempts and not self.has_ended:",
+        "if self.attempts:",
+        ("tests/train/test_restarts.py",),
     ),
     Mutation(
         "a plan has its number format from the device, whatever the run that is there has",

@@ -663,6 +663,19 @@ def test_a_signal_is_heard_where_other_runs_follow(fake: Any, number: signal.Sig
     assert fake(after(Ended(0, 0, None, [number]), 20), last=False)[0] == 128 + number
 
 
+@pytest.mark.parametrize("status", [0, UNFINISHED])
+def test_a_run_that_was_started_again_and_has_ended_is_not_told_as_interrupted_for_a_signal_behind_its_end(
+    fake: Any, capsys: pytest.CaptureFixture[str], status: int
+) -> None:
+    def end(run: Path) -> Ended:
+        (run / "leave").touch()
+        return after(Ended(status, 0, None, [signal.SIGTERM]), 20)(run)
+
+    found, made = fake(after(killed(2), 10), end, last=False)
+    assert found == 143 and names(made.run) == ["fault", "restart"]
+    assert "Not started again" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("ended", "status"), [(0, 143), (1, 143), (143, 143), (UNFINISHED, UNFINISHED)], ids=lambda number: str(number)
 )

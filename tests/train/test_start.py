@@ -514,6 +514,18 @@ def test_ranks_that_are_not_started_again_are_started_once(
     assert (signal.getsignal(signal.SIGTERM) is signal.SIG_IGN) is not watched
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_no_rank_has_heard_ends_a_sweep_by_the_status_of_its_run(
+    config: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Not by itself: the sweep has yet to tell that it goes on. A run alone has ended well."""
+    monkeypatch.setattr(launch, "run_on", lambda *_, **__: launch.Ended(0, 0, None, [number]))
+    settings, file = load(config, ["parallel.dp=2", "restarts.limit=0"]), TomlFile(config, "text")
+    signal.signal(number, lambda *_: pytest.fail("raised"))
+    found = [begin.supervise(settings, file, [], (), (), last=last) for last in (False, True)]
+    assert found == [128 + number, 0]
+
+
 @pytest.mark.parametrize(
     ("share", "device", "ranks", "gpus", "given"),
     [

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGUSR1)
+ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (*ASK_TO_END, signal.SIGTSTP, signal.SIGUSR1)
 MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGTSTP)  # nohup and the like stay in force; who asks a run to stop is heard
 BACKGROUND = "checkpoint"  # the name of threads that compute beside training
 OPEN_FILES = 1 << 16
@@ -128,7 +129,7 @@ def passed_on(hear: Callable[[int], object]) -> Iterator[None]:
 
 def hear_no_more() -> None:
     """Have nobody ask this process to end any more: what it was for has ended, and how is its exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ASK_TO_END:
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -26,7 +26,7 @@ from colonnade.config.schema import Config
 from colonnade.errors import DiskError, LayoutError, MemoryShortError, name_of
 from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus, gpus_now
-from colonnade.launch.process import hear_no_more
+from colonnade.launch.process import ASK_TO_END, hear_no_more
 from colonnade.launch.restart_policy import ENDS, NO_RESTART, Attempt, Decision, Kind, decide
 from colonnade.launch.supervisor import CRASH, EXCEPTION, MISTAKE, UNFINISHED, USER_MISTAKE, WAIT, At, Cause, Ended
 from colonnade.lock import NAME as LOCK
@@ -85,6 +85,8 @@ class Restarts:
     """Last step and newest checkpoint, when the run's folder could be looked into."""
     recalled: bool = False
     """Ranks were asked to leave so that all can be tried."""
+    has_ended: bool = False
+    """As it should: its ranks have told how."""
     retries: SaveRetries = field(init=False)
     """Starts in a row that the disk has refused, which is waited out as long as for saves."""
 
@@ -100,7 +102,7 @@ class Restarts:
             except KeyboardInterrupt as asked:  # while no rank runs: ranks are told of it, and save
                 return self._end(signal.Signals(*asked.args or (signal.SIGINT,)))
             finally:
-                self._has_ended()
+                self._hear_no_more()
 
     def _run(self) -> int:
         while True:
@@ -109,8 +111,9 @@ class Restarts:
             ended = self._start(fit, places)
             if self.recalled and ended.asked and ended.status == UNFINISHED:
                 ended = replace(ended, status=128 + ended.asked)  # its ranks left already, as they were recalled
-            if ended.status == 0 or (ended.status == UNFINISHED and not self.recalled):
-                self._has_ended()  # as it should: who asks now is too late
+            self.has_ended = ended.status == 0 or (ended.status == UNFINISHED and not self.recalled)
+            if self.has_ended:
+                self._hear_no_more()  # who asks now is too late
             for number in ended.unheard:
                 signal.raise_signal(number)
             attempt = self._attempt(ended, places, oom_kills)
@@ -129,14 +132,14 @@ class Restarts:
                 _say(f"Not started again: there is a file {self._folder / STOP_FILE}. Remove it to train on.")
                 return UNFINISHED
 
-    def _has_ended(self) -> None:
+    def _hear_no_more(self) -> None:
         if self.last:
             hear_no_more()
 
     def _end(self, asked: signal.Signals) -> int:
         """What a signal between two starts leads to; its exit status."""
         hear_no_more()  # once is enough
-        if self.attempts:
+        if self.attempts and not self.has_ended:
             self._event(STOPPED, step=self.attempts[-1].step, reason=asked.name)
             _say(f"Not started again: {asked.name} has asked this process to end.")
         return 128 + asked
@@ -333,9 +336,10 @@ def _asked_by_signals() -> Iterator[None]:
 
 def status_before_others(ended: Ended) -> int:
     """The exit status of a run that others follow: where it was asked to end none does, though it could still finish,
-    or has failed.
+    or has failed, or no rank was left to hear it.
     """
-    return 128 + ended.asked if ended.asked and ended.status != UNFINISHED else ended.status
+    asked = next((number for number in (ended.asked, *ended.unheard) if number in ASK_TO_END), 0)
+    return 128 + asked if asked and ended.status != UNFINISHED else ended.status
 
 
 def kind_of(ended: Ended, *, killed_for_memory: bool = False, again: bool = False) -> Kind:

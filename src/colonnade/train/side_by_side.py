@@ -20,10 +20,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 from colonnade.dependent import end_with_parent
 from colonnade.errors import ColonnadeError, mistake
-from colonnade.launch.process import outlive_readers, print_what_it_lacks
+from colonnade.launch.process import ASK_TO_END, outlive_readers, print_what_it_lacks
 from colonnade.launch.supervisor import UNFINISHED
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 UNEXPECTED = 1  # Python's exit status of an error, and of SIGINT while it imports
 T = TypeVar("T")
 
@@ -102,7 +101,7 @@ def is_interrupted(status: int) -> bool:
     """Whether a run with this exit status was asked to end, and is to go on later. One of which a rank was killed by
     another signal, as for want of memory, has failed.
     """
-    return status in (UNFINISHED, *(128 + number for number in SIGNALS))
+    return status in (UNFINISHED, *(128 + number for number in ASK_TO_END))
 
 
 def process_of(run: Run, config: Path, share: Share, log: Path) -> BaseProcess:
@@ -149,7 +148,7 @@ def _status(exitcode: int) -> int:
 def _asked() -> Iterator[list[int]]:
     """Within, signals that ask to end are kept; yields those that have come."""
     asked: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in SIGNALS}
+    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in ASK_TO_END}
     try:
         yield asked
     finally:

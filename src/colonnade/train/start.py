@@ -36,7 +36,7 @@ from colonnade.control_groups import num_cores_to_run_on
 from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus
-from colonnade.launch.process import hear_no_more
+from colonnade.launch.process import ASK_TO_END, hear_no_more
 from colonnade.lock import locked
 from colonnade.train import run_folder
 from colonnade.train.file_checks import problems_of_a_beginning, problems_of_a_score, problems_of_files
@@ -329,7 +329,7 @@ def supervise(
         ended = launch.run_on(ranks, command, file=file.text, keep=keep, imports=imports, after_a_loss=go_on)
         if last:
             hear_no_more()
-        for number in ended.unheard:
+        for number in {*ended.unheard} - {*ASK_TO_END}:
             signal.raise_signal(number)
         return ended.status if last else status_before_others(ended)
     return Restarts(config, command, file.text, keep, go_on, imports, last).run()
