@@ -10112,7 +10112,7 @@ MUTATIONS = [
     Mutation(
         "what the disk refuses behind the steps of a first start ends the run",
         "train/restarts.py",
-        "        if not self.attempts and stop is not None and step in before:\n",
+        "        if not self.attempts and stop is not None and not has_trained:\n",
         "        if not self.attempts:\n",
         ("tests/train/test_restarts.py",),
     ),
@@ -11283,6 +11283,13 @@ MUTATIONS = [
         "train/restarts.py",
         "if self.attempts and not self.has_ended:",
         "if self.attempts:",
+        ("tests/train/test_restarts.py",),
+    ),
+    Mutation(
+        "steps that are made again up to the last that was made before count as none",
+        "train/restarts.py",
+        "self.seen.step != before.saved and self.seen != before",
+        "self.seen.step not in before",
         ("tests/train/test_restarts.py",),
     ),
     Mutation(

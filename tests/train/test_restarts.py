@@ -236,6 +236,14 @@ def test_what_it_refuses_behind_a_step_of_the_first_start_is_waited_out(fake: An
     assert (status, made.slept, names(made.run)) == (0, [10.0], ["fault", "restart"])
 
 
+def test_nor_does_it_matter_that_an_earlier_run_has_ended_with_the_same_step(fake: Any, tmp_path: Path) -> None:
+    """Behind the checkpoint from which the steps were made again."""
+    fake(after(DONE, 10))
+    os.utime(tmp_path / "run" / "metrics.jsonl", (1, 1))
+    status, made = fake(after(refused(), 10), after(DONE, 20))
+    assert (status, made.slept, names(made.run)) == (0, [10.0], ["fault", "restart"])
+
+
 @pytest.mark.parametrize("times", [1, TRIES])
 def test_so_it_is_where_the_folder_is_away_with_it(fake: Any, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """For a moment, or for so long that nobody knows of steps."""

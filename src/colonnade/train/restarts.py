@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.fitting import Fit, fitting
@@ -55,6 +55,17 @@ def fitting_by_now(config: Config, num_ranks: int, step: int) -> Fit:
     return fitting(config, num_ranks, from_now_on(config, step))
 
 
+class Seen(NamedTuple):
+    """Of a run's folder, when it could be looked into."""
+
+    step: int = 0
+    """The last that metrics.jsonl tells of."""
+    saved: int = 0
+    """That of the newest checkpoint."""
+    written: int = 0
+    """[ns] When metrics.jsonl was."""
+
+
 @dataclass
 class Restarts:
     """One run under supervision: `run` once."""
@@ -81,8 +92,7 @@ class Restarts:
     """Where copies of the state are kept in memory."""
     began: float | None = None
     """When ranks were started for the first time."""
-    seen: tuple[int, int] = (0, 0)
-    """Last step and newest checkpoint, when the run's folder could be looked into."""
+    seen: Seen = field(default_factory=Seen)
     recalled: bool = False
     """Ranks were asked to leave so that all can be tried."""
     has_ended: bool = False
@@ -186,9 +196,8 @@ class Restarts:
         places = [place for place in range(wanted) if place not in self.lost][: max(1, there)]
         if not self.attempts:
             saved = self._saved()
-            made = _patiently(lambda: last_step(self._folder / METRICS), lambda: saved, tries=1)
-            self.seen = made, saved
-        by_now = partial(fitting_by_now, self.config, len(places), self.seen[1])
+            self.seen = _patiently(self._look, lambda: Seen(saved, saved), tries=1)
+        by_now = partial(fitting_by_now, self.config, len(places), self.seen.saved)
         fit = _patiently(by_now, partial(fitting, self.config, len(places)))
         if fit.num_ranks < wanted:
             self._event("fewer ranks", reason=fit.reason, lost=sorted(self.lost))
@@ -230,8 +239,9 @@ class Restarts:
     def _attempt(self, ended: Ended, places: Sequence[int], oom_kills: int) -> Attempt:
         cause, before, killed = ended.cause, self.seen, _oom_kills() > oom_kills
         kind = kind_of(ended, killed_for_memory=killed, again=True)
-        stop, step, saved = self._left(patiently=kind not in ENDS or self.recalled)
-        if not self.attempts and stop is not None and step in before:
+        stop = self._left(patiently=kind not in ENDS or self.recalled)
+        has_trained = self.seen.step != before.saved and self.seen != before
+        if not self.attempts and stop is not None and not has_trained:
             kind = kind_of(ended, killed_for_memory=killed)
         if self.recalled and ended.status == UNFINISHED and not stop:
             kind = Kind.RECALLED
@@ -239,26 +249,31 @@ class Restarts:
         return Attempt(
             kind,
             "" if cause is None else cause.said,
-            step,
-            saved,
+            self.seen.step,
+            self.seen.saved,
             None if cause is None or cause.rank is None else places[cause.rank],
             0.0 if cause is None else cause.noticed,
         )
 
-    def _left(self, *, patiently: bool) -> tuple[bool | None, int, int]:
-        """What the last start has left: whether the run is to stop, its last step and its newest checkpoint. Where its
-        folder cannot be looked into, also after a while: None, and what was known before.
+    def _left(self, *, patiently: bool) -> bool | None:
+        """Whether the run is to stop; `seen` is what the last start has left. Where its folder cannot be looked into,
+        also after a while: None, and `seen` stays.
         """
 
         def look() -> bool | None:
             self._check_folder()
             stop, leave = (self._folder / STOP_FILE).exists(), self._folder / LEAVE_FILE
-            self.seen = last_step(self._folder / METRICS), self._saved()
+            self.seen = self._look()
             if leave.exists():  # a file system that is read-only refuses to remove what is not there, too
                 leave.unlink(missing_ok=True)
             return stop
 
-        return _patiently(look, lambda: None, tries=TRIES if patiently else 1), *self.seen
+        return _patiently(look, lambda: None, tries=TRIES if patiently else 1)
+
+    def _look(self) -> Seen:
+        metrics = self._folder / METRICS
+        step = last_step(metrics)
+        return Seen(step, self._saved(), metrics.stat().st_mtime_ns if step else 0)
 
     def _saved(self) -> int:
         saved = newest_step(checkpoints(self._folder))
