@@ -11293,6 +11293,20 @@ MUTATIONS = [
         ("tests/train/test_restarts.py",),
     ),
     Mutation(
+        "a lock without flock has its name before its content is on the disk",
+        "lock.py",
+        "            os.fsync(descriptor)  # or another machine may find it empty, which is nobody's\n",
+        "            pass\n",
+        ("tests/test_lock.py",),
+    ),
+    Mutation(
+        "an empty file of what a teacher has said is a traceback",
+        "train/taught.py",
+        "(OSError, ValueError, EOFError)",
+        "(OSError, ValueError)",
+        ("tests/train/test_distillation.py",),
+    ),
+    Mutation(
         "a plan has its number format from the device, whatever the run that is there has",
         "train/start.py",
         '    if "train.precision" in _kept(content):\n        return',

@@ -382,6 +382,23 @@ def test_whatever_a_file_system_without_locks_answers_a_file_is_the_lock(
     assert not is_held(tmp_path) and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("kind", ["no flock"], indirect=True)
+def test_without_locks_a_file_is_on_the_disk_before_it_is_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Another machine would find it empty, and take it for nobody's."""
+    synced, link = set[int](), os.link
+
+    def linked(source: Path, target: Path) -> None:
+        assert source.stat().st_ino in synced and source.stat().st_size
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_ino))
+    monkeypatch.setattr(os, "link", linked)
+    with locked(tmp_path, "a test"):
+        assert synced and is_held(tmp_path)
+
+
 LEAVE_A_CHILD = """
 import os, signal, sys, time
 from pathlib import Path

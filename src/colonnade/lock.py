@@ -238,6 +238,8 @@ def _take_file(path: Path, purpose: str, refusal: _Refusal) -> Lock:
     descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         _write(path, descriptor, purpose)
+        with names(path):
+            os.fsync(descriptor)  # or another machine may find it empty, which is nobody's
         try:
             os.link(own, path)
         except FileExistsError:

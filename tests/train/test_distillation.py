@@ -269,6 +269,15 @@ def test_what_a_teacher_has_said_is_read_as_it_was_written_or_not_at_all(tmp_pat
     assert _missing(tmp_path, [block], alone) == [block]
 
 
+@pytest.mark.parametrize("name", ["targets_00000000.npy", "sums_00000000.npy"])
+def test_a_file_without_content_counts_as_missing(tmp_path: Path, name: str) -> None:
+    """As a machine that has lost its power may leave it: numpy has an error of its own for it."""
+    block = Block(0, 2, 2)
+    _save(block, tmp_path, np.arange(6, dtype="<f4").reshape(2, 3))
+    (tmp_path / name).write_bytes(b"")
+    assert _missing(tmp_path, [block], build_mesh(Layout(), 0)) == [block]
+
+
 def _save(block: Block, folder: Path, rows: np.ndarray[Any, Any]) -> None:
     np.save(block.sums(folder), np.array([zlib.crc32(row.tobytes()) for row in rows], np.uint32))
     np.save(block.path(folder), rows)

@@ -266,7 +266,7 @@ def _files(block: Block, folder: Path) -> tuple[Sequence[NDArray[Any]], Sequence
     """
     try:
         return _stored(block.path(folder)), _stored(block.sums(folder))
-    except (OSError, ValueError):
+    except (OSError, ValueError, EOFError):
         return (), ()
 
 
