@@ -11307,6 +11307,13 @@ MUTATIONS = [
         ("tests/train/test_distillation.py",),
     ),
     Mutation(
+        "a signal that comes while the folder of the ranks is removed interrupts that",
+        "launch/launch.py",
+        'with process.passed_on(events.put), tempfile.TemporaryDirectory(prefix="colonnade-") as folder:',
+        'with tempfile.TemporaryDirectory(prefix="colonnade-") as folder, process.passed_on(events.put):',
+        ("tests/launch/test_supervisor.py",),
+    ),
+    Mutation(
         "a plan has its number format from the device, whatever the run that is there has",
         "train/start.py",
         '    if "train.precision" in _kept(content):\n        return',

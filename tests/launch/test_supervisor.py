@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
@@ -365,6 +366,21 @@ def test_a_signal_that_comes_when_all_ranks_have_ended_is_left_to_who_has_starte
     signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     assert run_on([0], program("pass")) == supervisor.Ended(0, 0, None, [signal.SIGTERM]) and not heard
     assert run_ranks(1, program("pass")) == 0 and heard == [signal.SIGTERM]
+
+
+def test_so_is_one_that_comes_while_the_folder_of_the_ranks_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = list[Path]()
+
+    class Asked(tempfile.TemporaryDirectory[str]):
+        def cleanup(self) -> None:
+            folders.append(Path(self.name))
+            signal.raise_signal(signal.SIGTERM)
+            super().cleanup()
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", Asked)
+    signal.signal(signal.SIGTERM, lambda *_: pytest.fail("heard in between"))
+    assert run_on([0], program("pass")) == supervisor.Ended(0, 0, None, [signal.SIGTERM])
+    assert len(folders) == 1 and not folders[0].exists()
 
 
 def test_what_is_to_be_done_after_some_seconds_is_done_once_or_until_it_asks_for_no_more(tmp_path: Path) -> None:

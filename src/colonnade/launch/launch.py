@@ -27,6 +27,7 @@ from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -404,7 +405,8 @@ def run_on(
     """
     told = {MEMORY: memory, FAULT: fault and f"{fault[0]} {fault[1]}", BEGAN: began}
     own = {name: str(value) for name, value in told.items() if value is not None}
-    with tempfile.TemporaryDirectory(prefix="colonnade-") as folder:
+    events: SimpleQueue[Any] = SimpleQueue()  # of signals until the folder is gone
+    with process.passed_on(events.put), tempfile.TemporaryDirectory(prefix="colonnade-") as folder:
         if file is not None:
             _file_of_start(folder).write_text(file, encoding="utf-8")
         environment = partial(_environment, tuple(places), Path(folder), choose_gpus)
@@ -413,15 +415,16 @@ def run_on(
             len(places),
             Path(folder),
             lambda rank, pipe: environment(rank, pipe) | own,
+            events=events,
             keep=tuple(keep),
             imports=tuple(imports),
             after_a_loss=after_a_loss,
             at=at,
             own=() if memory is None else (memory,),
         )
-        with process.passed_on(supervisor.events.put), closing(supervisor):
+        with closing(supervisor):
             status = supervisor.run()
-        return Ended(status, next(iter(supervisor.asked), 0), supervisor.cause, supervisor.unheard())
+    return Ended(status, next(iter(supervisor.asked), 0), supervisor.cause, supervisor.unheard())
 
 
 def _environment(places: tuple[int, ...], folder: Path, choose_gpus: bool, rank: int, pipe: int) -> dict[str, str]:
