@@ -2800,8 +2800,8 @@ MUTATIONS = [
     Mutation(
         "only the system's errors of a storage are tried again",
         "storage.py",
-        "except Exception:",
-        "except OSError:",
+        "except Exception as error:",
+        "except OSError as error:",
         ("tests/data/test_remote.py",),
     ),
     Mutation(
@@ -11312,6 +11312,20 @@ MUTATIONS = [
         'with process.passed_on(events.put), tempfile.TemporaryDirectory(prefix="colonnade-") as folder:',
         'with tempfile.TemporaryDirectory(prefix="colonnade-") as folder, process.passed_on(events.put):',
         ("tests/launch/test_supervisor.py",),
+    ),
+    Mutation(
+        "a server that is down is told as data that are not there",
+        "data/remote.py",
+        "    if away is not None:\n",
+        "    if away is error:\n",
+        ("tests/data/test_remote.py",),
+    ),
+    Mutation(
+        "a server that is not reached is asked once where fsspec tells of no such file",
+        "storage.py",
+        "isinstance(error, FileNotFoundError) and unreached(error) is None",
+        "isinstance(error, FileNotFoundError)",
+        ("tests/test_storage.py",),
     ),
     Mutation(
         "a plan has its number format from the device, whatever the run that is there has",

@@ -1,5 +1,7 @@
 """Object storages by their URLs: names, what each kind is opened with, and how often one is asked."""
 
+import errno
+import socket
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -8,7 +10,7 @@ import pytest
 
 from colonnade import storage
 from colonnade.errors import ConfigError
-from colonnade.storage import as_given, below, is_remote, not_here, open_storage, reason, retry
+from colonnade.storage import as_given, below, is_remote, not_here, open_storage, reason, retry, unreached
 
 
 def test_a_folder_of_a_url_comes_before_its_options() -> None:
@@ -69,6 +71,52 @@ def test_a_storage_that_fails_is_asked_again_later_each_time(monkeypatch: pytest
     with pytest.raises(ConnectionError, match=r"^3$"):
         retry(ask)
     assert slept == [0.5, 1.0, 2.0] * 2, "nobody waits behind the last attempt"
+
+
+class OfAPackage(Exception):
+    """A kind of its own, which is no OSError."""
+
+
+class ClientConnection(OSError):
+    """One that is."""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        ClientConnection(errno.ECONNREFUSED, "Connect call failed"),
+        socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+        TimeoutError("no answer"),
+    ],
+    ids=["refused", "refused, of a package's kind", "no such host", "no answer"],
+)
+def test_a_server_that_is_not_reached_is_asked_again_though_what_comes_of_it_says_that_nothing_is_there(
+    monkeypatch: pytest.MonkeyPatch, said: OSError
+) -> None:
+    """As fsspec does over HTTP, by its cause; and where a package raises its own while it handles that."""
+    slept: list[float] = []
+    monkeypatch.setattr(storage.time, "sleep", slept.append)
+
+    def ask() -> NoReturn:
+        raise FileNotFoundError("http://host/a") from said
+
+    with pytest.raises(FileNotFoundError) as told:
+        retry(ask)
+    assert slept == [0.5, 1.0, 2.0] and unreached(told.value) is said
+    try:
+        try:
+            raise said
+        except OSError:
+            raise OfAPackage  # noqa: B904
+    except OfAPackage as error:
+        assert unreached(error) is said
+    assert unreached(said) is said
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("a"), OSError(errno.EIO, "I/O"), OfAPackage(), ValueError()])
+def test_what_a_server_answers_is_no_server_that_is_not_reached(error: Exception) -> None:
+    assert unreached(error) is None
 
 
 def test_what_is_not_there_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

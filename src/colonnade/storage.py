@@ -3,8 +3,10 @@
 s3://bucket/runs/books    needs s3fs        gs://…  gcsfs        az://…  adlfs        file:///…, memory://…  nothing
 """
 
+import errno
 import importlib
 import re
+import socket
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -23,6 +25,10 @@ WRITING: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """Options of storages that are written to, by the kind of URL."""
 _URL = re.compile(r"^([A-Za-z][\w+.\-]+:)(//?)")  # paths make one slash of two, and of three
 _HERE = ("file:", "local:")  # whose URLs have three
+_UNREACHED = frozenset(
+    {errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT}
+    | {errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN}
+)
 Answer = TypeVar("Answer")
 
 
@@ -82,17 +88,29 @@ def reason(error: BaseException, url: str) -> str:
     return text
 
 
+def unreached(error: BaseException) -> BaseException | None:
+    """What says that a server cannot be reached now (no connection, no such host, no answer), of an error and those
+    that it was raised for; None where nothing does. Over HTTP fsspec tells of it as a FileNotFoundError.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        is_one = isinstance(found, ConnectionError | TimeoutError | socket.gaierror)
+        if is_one or (isinstance(found, OSError) and found.errno in _UNREACHED):
+            return found
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    return None
+
+
 def retry(ask: Callable[[], Answer]) -> Answer:
-    """What a storage answers. It is asked again, later each time, where it raises anything but FileNotFoundError; what
-    it raises at the last attempt is raised.
+    """What a storage answers. It is asked again, later each time, unless it says that there is no such file; what it
+    raises at the last attempt is raised.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return ask()
-        except FileNotFoundError:
-            raise
-        except Exception:
-            if attempt == ATTEMPTS:
+        except Exception as error:
+            is_missing = isinstance(error, FileNotFoundError) and unreached(error) is None
+            if is_missing or attempt == ATTEMPTS:
                 raise
             time.sleep(PAUSE * 2 ** (attempt - 1))
     raise AssertionError("the last attempt returns or raises")

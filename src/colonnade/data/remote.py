@@ -19,8 +19,8 @@ import numpy as np
 
 from colonnade.atomic import write_whole
 from colonnade.data.indexed import TokenFile, Tokens, bin_path
-from colonnade.errors import DataError, hidden, of_the_disk
-from colonnade.storage import ATTEMPTS, is_remote, open_storage, reason, retry
+from colonnade.errors import ColonnadeError, DataError, DiskError, hidden, of_the_disk
+from colonnade.storage import ATTEMPTS, is_remote, open_storage, reason, retry, unreached
 
 BLOCK = 1 << 20  # bytes: at 100 MB/s as long as a request takes to be answered
 _VERSIONS = ("ETag", "Content-MD5", "Digest", "Last-Modified")
@@ -118,18 +118,29 @@ def _stated(info: Mapping[str, Any]) -> str:
 
 
 def _try(name: str, ask: Callable[[], Any]) -> Any:
-    """What the storage answers; it is asked again where a connection fails."""
+    """What the storage answers; it is asked again where a connection fails. DiskError where it is not reached, which it
+    may get over.
+    """
     try:
         return retry(ask)
-    except FileNotFoundError as error:
-        raise DataError(
-            f"{name}: there is no {reason(error, name)}. Check the URL, which has no .bin or .idx at its end."
-        ) from None  # a traceback would show what is hidden here
     except Exception as error:  # noqa: BLE001  each storage's package raises its own kinds
-        raise DataError(
-            f"{name} cannot be read after {ATTEMPTS} attempts: {reason(error, name)}. Check the connection "
-            "and the rights."
-        ) from None
+        raise _refusal(name, error) from None  # a traceback would show what is hidden here
+
+
+def _refusal(name: str, error: Exception) -> ColonnadeError:
+    away = unreached(error)
+    if away is not None:
+        return DiskError(
+            f"{name} cannot be reached after {ATTEMPTS} attempts: {reason(away, name)}. Check the server's name and "
+            "the connection, and start the same command again when it answers."
+        )
+    if isinstance(error, FileNotFoundError):
+        return DataError(
+            f"{name}: there is no {reason(error, name)}. Check the URL, which has no .bin or .idx at its end."
+        )
+    return DataError(
+        f"{name} cannot be read after {ATTEMPTS} attempts: {reason(error, name)}. Check the connection and the rights."
+    )
 
 
 def _keep(path: Path, data: bytes) -> None:
