@@ -11328,6 +11328,20 @@ MUTATIONS = [
         ("tests/test_storage.py",),
     ),
     Mutation(
+        "a conversion without room is told in a run's words",
+        "checkpoint/save.py",
+        "if self.target.when_full is not None:",
+        "if False:",
+        ("tests/convert/test_refused.py",),
+    ),
+    Mutation(
+        "kernels in a folder that is mounted noexec are compiled again at each start",
+        "kernels/compiled.py",
+        "if os.statvfs(file.parent).f_flag & os.ST_NOEXEC:",
+        "if False:",
+        ("tests/kernels/test_compiled.py",),
+    ),
+    Mutation(
         "a plan has its number format from the device, whatever the run that is there has",
         "train/start.py",
         '    if "train.precision" in _kept(content):\n        return',

@@ -24,6 +24,7 @@ from colonnade.lock import locked
 from tests.commands import forked, here
 from tests.convert.published import saved
 from tests.convert.test_round_trip import converted
+from tests.disks import room_for
 from tests.runs import Finished, whole_tensors
 from tests.tiny import TinyCorpus, write_config
 
@@ -549,11 +550,19 @@ def test_full_disks(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_files._HashingStream, "write", full)
         message = refused(tmp_path, theirs, ours)
-        assert "The disk is full" in message and "choose a TARGET on another disk" in message
+        assert f"The disk is full: {ours} could not be written. Free some space, or choose a TARGET" in message
     converted(theirs, ours)
     with monkeypatch.context() as patch:
         patch.setattr(write, "_write", full)
         assert "The disk is full" in refused(tmp_path, ours, tmp_path / "back")
+
+
+def test_a_limit_on_files_is_told_in_a_conversions_words(folders: Path, tmp_path: Path) -> None:
+    """There is no run that has saved before, and none to start again."""
+    with room_for(3_000):
+        message = refused(tmp_path, folders / "gpt2", tmp_path / "ours")
+    assert f"{tmp_path / 'ours'} could not be written: File too large, more than the 3,000 bytes " in message
+    assert "or choose a TARGET on another file system, and run the command again." in message
 
 
 def test_what_a_killed_conversion_left_is_removed_and_one_that_goes_on_is_not(folders: Path, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """The compiled kernels beside float64, at sizes that fit no block, and what happens where they cannot be compiled."""
 
 import ctypes
+import os
 import shutil
 import stat
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -779,6 +781,24 @@ def test_a_damaged_library_is_compiled_again(
     assert compiled.prepare(tmp_path, "one") == "" and unloaded[0] == unloaded[1]
     fake_compiler(tmp_path / "bin", COMPILES.replace("made for", "rubbish"), monkeypatch)
     assert "Could not load this library" in compiled.prepare(tmp_path, "another") and len(unloaded) == 2
+
+
+def test_a_folder_from_which_no_code_may_be_loaded_is_told_as_such(
+    unloaded: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are kernels compiled again at each start, though they could be written."""
+    fake_compiler(tmp_path / "bin", COMPILES, monkeypatch)
+
+    def load(file: Path) -> None:
+        raise OSError(f"Could not load this library: {file}")
+
+    monkeypatch.setattr(torch.ops, "load_library", load)
+    monkeypatch.setattr(compiled.os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NODEV))
+    cache = tmp_path / "cache"
+    elsewhere = "set XDG_CACHE_HOME to a folder on another file system"
+    said = f"{cache} is mounted noexec, and no code is loaded from there; {elsewhere}"
+    assert [compiled.prepare(cache, "one") for _ in range(2)] == [said] * 2
+    assert len((tmp_path / "bin/count").read_text().split()) == 1
 
 
 def test_a_damaged_library_does_not_end_the_process(

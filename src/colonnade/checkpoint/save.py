@@ -57,10 +57,8 @@ class Target:
     spared: Spared = lambda steps: ()
     before_publishing: Callable[[], object] = lambda: None
     """What rank 0 does when all of a checkpoint is written but its name; if it fails, the save has failed."""
-    when_full: str = (
-        "Free some space, or set checkpoint.keep = 1 (now {keep}), and start the run again: it goes on from there."
-    )
-    """What to do about a full disk."""
+    when_full: Callable[[OSError], CheckpointError] | None = None
+    """What to say of a full disk, or of a file that may not grow as large; None: what to say of a run's."""
     is_shared: bool = True
     """Whether all ranks see the same folder. Where each machine has one of its own, what is written keeps its temporary
     name, made by the first rank of each before (`write(first=…)`): whoever brings it together gives it its name."""
@@ -275,6 +273,8 @@ class _Writer(FileSystemWriter):
                 raise
             if error.errno not in NO_SPACE:
                 raise error from None
+            if self.target.when_full is not None:
+                raise self.target.when_full(error) from None
             whole = list(checkpoints_in(self.folder).values())
             stays = f"{whole[-1].name}, the last whole checkpoint, stays" if whole else "No checkpoint was there before"
             if error.errno == errno.EFBIG:
@@ -287,8 +287,8 @@ class _Writer(FileSystemWriter):
             free = shutil.disk_usage(there).free
             raise CheckpointError(
                 f"The disk is full: {self.folder} has {free / 1e6:,.1f} MB free, and saving step {self.payload.step} "
-                f"needed {needed / 1e6:,.1f} MB more ({error.strerror}). {stays}. "
-                + self.target.when_full.format(keep=self.target.keep)
+                f"needed {needed / 1e6:,.1f} MB more ({error.strerror}). {stays}. Free some space, or set "
+                f"checkpoint.keep = 1 (now {self.target.keep}), and start the run again: it goes on from there."
             ) from None
 
 

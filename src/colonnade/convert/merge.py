@@ -1,5 +1,6 @@
 """`colonnade merge`: adapters and their base become one ordinary checkpoint, W + (alpha / rank) · B A."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from colonnade.config.numbers import amount, counted
 from colonnade.config.parts import LoraConfig
 from colonnade.convert.adapted import Adapted, open_adapted
 from colonnade.convert.progress import Progress
-from colonnade.convert.target import WHEN_FULL, check_space, publish, workspace
+from colonnade.convert.target import check_space, publish, when_full, workspace
 from colonnade.convert.to_checkpoint import check_new
 from colonnade.serving.options import chosen
 from colonnade.serving.trained import described, find
@@ -42,7 +43,8 @@ def merge(source: Path, target: Path, *, base: Path | None, best: bool) -> None:
             progress.advance(x.nbytes)
             return x
 
-        made = save_made(Target(folder, 1, when_full=WHEN_FULL), Payload(0, _metadata(it), _files(it)), kinds, make)
+        beside = Target(folder, 1, when_full=partial(when_full, target))
+        made = save_made(beside, Payload(0, _metadata(it), _files(it)), kinds, make)
         described(made)
         publish(made, target)
     print(f"{it.path}: adapters of rank {it.adapters.rank} beside {counted(len(it.modules), 'weight')}, merged")

@@ -13,7 +13,7 @@ from colonnade.errors import CheckpointError, limit_of
 from colonnade.lock import NAME, locked
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-WHEN_FULL = "Free some space, or choose a TARGET on another disk, and run the command again."
+_REMEDY = "Free some space, or choose a TARGET on another disk, and run the command again."
 
 
 def check_target(target: Path) -> None:
@@ -38,7 +38,17 @@ def check_space(target: Path, needed: int) -> None:
     """CheckpointError if the target's disk has not so many bytes free."""
     free = shutil.disk_usage(_existing(target)).free
     if free < needed:
-        raise CheckpointError(f"{target} needs {amount(needed)}, and its disk has {amount(free)} free. {WHEN_FULL}")
+        raise CheckpointError(f"{target} needs {amount(needed)}, and its disk has {amount(free)} free. {_REMEDY}")
+
+
+def when_full(target: Path, error: OSError) -> CheckpointError:
+    """What to say of a target for which its disk has no room, or that has a file larger than may be."""
+    if error.errno == errno.EFBIG:
+        return CheckpointError(
+            f"{target} could not be written: {error.strerror}{limit_of(error)}. Raise the limit on the size of files, "
+            "or choose a TARGET on another file system, and run the command again."
+        )
+    return CheckpointError(f"The disk is full: {target} could not be written. {_REMEDY}")
 
 
 @contextmanager
@@ -60,12 +70,7 @@ def workspace(target: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        if error.errno == errno.EFBIG:
-            raise CheckpointError(
-                f"{target} could not be written: {error.strerror}{limit_of(error)}. Raise the limit on the size of "
-                "files, or choose a TARGET on another file system, and run the command again."
-            ) from None
-        raise CheckpointError(f"The disk is full: {target} could not be written. {WHEN_FULL}") from None
+        raise when_full(target, error) from None
     finally:
         with suppress(OSError):  # another conversion is at work in it
             folder.rmdir()

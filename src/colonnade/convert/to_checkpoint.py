@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from colonnade.config.compare import model_metadata
 from colonnade.config.load import to_toml
 from colonnade.config.numbers import amount, counted
 from colonnade.convert.progress import Progress
-from colonnade.convert.target import WHEN_FULL, check_space, check_target, publish, workspace
+from colonnade.convert.target import check_space, check_target, publish, when_full, workspace
 from colonnade.convert.their_tokenizer import OF_TOKENIZER, TheirTokenizer
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.data.tokenizer_config import read_templates
@@ -95,7 +96,7 @@ def to_checkpoint(it: Foreign, target: Path, *, dtype: torch.dtype | None, dry_r
 
         kinds = {name: (source.weight.shape, wanted[name]) for name, source in published.sources.items()}
         made = save_made(
-            Target(folder, 1, when_full=WHEN_FULL),
+            Target(folder, 1, when_full=partial(when_full, target)),
             Payload(0, _metadata(published, tokenizer), _files(it, dtype or published.dtype)),
             kinds,
             make,

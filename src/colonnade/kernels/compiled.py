@@ -19,6 +19,7 @@ Where there are no units for 16 bits, these are widened a block at a time, and n
 Loaded kernels are operators of torch (`torch.ops.colonnade`), so torch alone knows whether a process has them.
 """
 
+import os
 import platform
 import shutil
 import subprocess
@@ -89,7 +90,13 @@ def prepare(folder: Path | None, processor: str) -> str:
 
 
 def _load(file: Path) -> None:
-    torch.ops.load_library(file)  # type: ignore[no-untyped-call]
+    try:
+        torch.ops.load_library(file)  # type: ignore[no-untyped-call]
+    except OSError:
+        if os.statvfs(file.parent).f_flag & os.ST_NOEXEC:
+            instead = "set XDG_CACHE_HOME to a folder on another file system"
+            raise _Missing(f"{file.parent} is mounted noexec, and no code is loaded from there; {instead}") from None
+        raise
 
 
 def product_(total: Tensor, a: Tensor, b: Tensor, *, add: bool) -> None:
