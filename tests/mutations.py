@@ -11342,6 +11342,13 @@ MUTATIONS = [
         ("tests/kernels/test_compiled.py",),
     ),
     Mutation(
+        "an extra to be installed stands without quotes",
+        "errors.py",
+        """f"'{named}'" if "[" in named else named""",
+        "named",
+        ("tests/test_errors.py",),
+    ),
+    Mutation(
         "a plan has its number format from the device, whatever the run that is there has",
         "train/start.py",
         '    if "train.precision" in _kept(content):\n        return',

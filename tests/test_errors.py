@@ -21,6 +21,7 @@ from colonnade.errors import (
     hidden,
     mistake,
     name_of,
+    not_installed,
     of_the_disk,
     without_credentials,
 )
@@ -139,6 +140,16 @@ def test_the_limit_of_a_files_size_is_named_where_there_is_one() -> None:
     assert told == (
         "/a: File too large, more than the 204,800 bytes that a file of this process may have (ulimit -f). "
         "Fix that, and run the command again."
+    )
+
+
+def test_how_to_install_what_is_missing_is_said_alike() -> None:
+    """A name that a shell would take for a pattern in quotes."""
+    assert not_installed("x = 1", "fsspec") == (
+        "x = 1 needs the package fsspec, which is not installed. Run `pip install fsspec`."
+    )
+    assert not_installed("data report", "ftfy", "colonnade[data]", "leave it").endswith(
+        "Run `pip install 'colonnade[data]'`, or leave it."
     )
 
 

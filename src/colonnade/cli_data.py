@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from colonnade.config.numbers import counted, in_words
-from colonnade.errors import ConfigError, printable
+from colonnade.errors import ConfigError, not_installed, printable
 from colonnade.outputs import json_of
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -227,7 +227,7 @@ def clean_command(
     Read, repair, filter, de-duplicate, decontaminate, split, write. A run that was stopped goes on where it was.
     """
     with _going_on():
-        with extra_data():
+        with extra_data("data clean"):
             from colonnade.corpus.load import load
             from colonnade.data.cleaning import clean
         print(clean(load(recipe, overrides or []), progress=progress))
@@ -241,7 +241,7 @@ def report_command(
 
     It is report.html in the run's folder.
     """
-    with extra_data():
+    with extra_data("data report"):
         from colonnade.corpus.report import write_report
     print(write_report(folder))
 
@@ -264,7 +264,7 @@ def overlap_command(
 
     By the share of its n-grams.
     """
-    with extra_data():
+    with extra_data("data overlap"):
         from colonnade.control_groups import num_cores
         from colonnade.data.overlap import holds_tokens, overlap
     if tokenizer is not None and not holds_tokens(corpus):
@@ -274,11 +274,9 @@ def overlap_command(
 
 
 @contextmanager
-def extra_data() -> Iterator[None]:
-    """Says how to install what cleaning needs, where it is not there."""
+def extra_data(what: str) -> Iterator[None]:
+    """Says how to install what `what` needs of the extra `data`, where it is not there."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f'cleaning needs the package {error.name}, which is not installed. Run `pip install "colonnade[data]"`.'
-        ) from error
+        raise ConfigError(not_installed(what, str(error.name), "colonnade[data]")) from error

@@ -130,7 +130,7 @@ def evaluate(
     problems = measurement_problems(asked)
     check_options(checkpoint, tp=tp, pp=pp, device=device, precision=precision, best=best, more=problems)
     if overlap:
-        with extra_data():
+        with extra_data("--overlap"):
             import colonnade.data.overlap  # noqa: F401  says what is not installed before ranks start
     run_on_ranks(tp * pp * dp, sys.argv[1:])
     with imports_stay():

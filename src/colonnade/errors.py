@@ -223,6 +223,15 @@ def mistake(error: BaseException) -> str | None:
     return None
 
 
+def not_installed(what: str, package: str, install: str = "", instead: str = "") -> str:
+    """What to say where `what` needs a package that is missing, which comes with `install` (its own name unless another
+    is given). `instead`: what else to do.
+    """
+    named = install or package
+    quoted, otherwise = f"'{named}'" if "[" in named else named, f", or {instead}" if instead else ""
+    return f"{what} needs the package {package}, which is not installed. Run `pip install {quoted}`{otherwise}."
+
+
 def limit_of(error: OSError) -> str:
     """The limit of this process that it has met, in words behind what the system says; "" where there is none."""
     if error.errno == errno.EMFILE:

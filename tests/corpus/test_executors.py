@@ -128,7 +128,7 @@ def test_ray_is_joined_where_an_address_is_named_and_else_started_once(
 
 def test_ray_that_is_not_installed_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(DataError, match=r'run\.executor = "ray" needs the package ray\. Run `pip install'):
+    with pytest.raises(DataError, match=r'run\.executor = "ray" needs the package ray, which is not installed\. Run'):
         ray_executor(RunSection(executor="ray"), [], tasks=1, log=tmp_path)
 
 

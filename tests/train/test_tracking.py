@@ -258,7 +258,7 @@ def test_a_database_of_mlflow_without_what_writes_to_it_is_one_message(
         monkeypatch.setitem(sys.modules, package, found)
     monkeypatch.setattr(sys.modules["mlflow"], "__spec__", ModuleSpec("mlflow", None))
     with pytest.raises(
-        ConfigError, match=r"tracking\.mlflow = .* needs the package alembic.*pip install 'mlflow'"
+        ConfigError, match=r"tracking\.mlflow = .* needs the package alembic.*pip install mlflow"
     ) as told:
         trackers(config(tmp_path, f'mlflow = "{uri}"'))
     assert "s3cr3t" not in str(told.value)

@@ -27,7 +27,7 @@ from datatrove.executor.local import LocalPipelineExecutor
 from colonnade.control_groups import num_cores
 from colonnade.corpus.recipe import RunSection
 from colonnade.dependent import deaf_to_ctrl_c, end_with_parent
-from colonnade.errors import DataError
+from colonnade.errors import DataError, not_installed
 from colonnade.lock import Lock
 
 
@@ -158,7 +158,7 @@ def ray_executor(run: RunSection, pipeline: list[Any], *, tasks: int, log: Path)
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError as error:
-        raise DataError('run.executor = "ray" needs the package ray. Run `pip install "colonnade[ray]"`.') from error
+        raise DataError(not_installed('run.executor = "ray"', "ray", "colonnade[ray]")) from error
     if not ray.is_initialized():
         options = {"address": run.ray_address} if run.ray_address else {"include_dashboard": False}
         ray.init(log_to_driver=False, logging_level="warning", **options)

@@ -18,7 +18,7 @@ from datatrove.data import Document
 from colonnade.corpus.recipe import LanguageStep
 from colonnade.corpus.step import Drop, Setting, Step
 from colonnade.corpus.tally import Account
-from colonnade.errors import DataError
+from colonnade.errors import DataError, not_installed
 
 UNKNOWN = "unknown"
 _ENDS_OF_PLANES = "".join(chr(plane + last) for plane in range(0, 0x110000, 1 << 16) for last in (0xFFFE, 0xFFFF))
@@ -106,10 +106,8 @@ def identifier(library: str) -> Identifier:
         return make[library]()
     except ImportError as error:
         package = _PACKAGES.get(library, library)
-        raise DataError(
-            f'language.library = "{library}" needs the package {package}, which is not installed ({error}). Run '
-            f'`pip install {package}`, or set language.library = "cld2".'
-        ) from error
+        what, instead = f'language.library = "{library}"', 'set language.library = "cld2"'
+        raise DataError(f"{not_installed(what, package, instead=instead)} ({error})") from error
 
 
 def _cld2() -> Identifier:

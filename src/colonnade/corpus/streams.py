@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
-from colonnade.errors import DataError
+from colonnade.errors import DataError, not_installed
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 _BLOCK = 1 << 20
@@ -162,9 +162,9 @@ def _decoders(compression: str) -> tuple[Callable[[], Any], int, tuple[type[Exce
     try:
         zstandard: Any = importlib.import_module("zstandard")
     except ImportError:
+        instead = "decompress the file first"
         raise DataError(
-            "a file is compressed with Zstandard, and the package `zstandard` is not installed. Run `pip install "
-            "zstandard`, or decompress the file first."
+            not_installed("a file that is compressed with Zstandard", "zstandard", "colonnade[zstd]", instead)
         ) from None
     return lambda: zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj(), 1 << 10, (zstandard.ZstdError,)
 

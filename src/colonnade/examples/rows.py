@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from colonnade.corpus.documents import Rejected
 from colonnade.corpus.rows import HALF_PAIR, SURROGATE
-from colonnade.errors import DataError
+from colonnade.errors import DataError, not_installed
 
 OTHER_FORM = "Convert it to one of them, or rename it if it is one already."
 """What to do about a file whose name ends otherwise."""
@@ -88,7 +88,7 @@ def parquet_rows(path: Path) -> Iterator[Row | Rejected]:
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise DataError(f"{path} is read by pyarrow, which is not installed. Run `pip install pyarrow`.") from error
+        raise DataError(not_installed(str(path), "pyarrow")) from error
     number = 0
     try:
         with path.open("rb") as raw, parquet.ParquetFile(raw) as table:

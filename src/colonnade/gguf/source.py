@@ -17,7 +17,7 @@ from torch import Tensor
 from colonnade.architecture.huggingface.families import model_of
 from colonnade.architecture.huggingface.keys import Keys, Refused, lines_of, shown
 from colonnade.checkpoint.schema import clip
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, not_installed
 from colonnade.gguf.header import FORMATS, Header, Laid, read_header
 from colonnade.huggingface.files import CODES
 from colonnade.huggingface.folder import Published, ids_in, matched, stub
@@ -99,9 +99,9 @@ def _package() -> tuple[Any, Any]:
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
     except ImportError:
+        instead = "name a GGUF file in F16, BF16 or F32"
         raise CheckpointError(
-            "Quantized numbers of GGUF are read with the package gguf, which is not installed. Install it with `pip "
-            "install 'colonnade[gguf]'`, or name a GGUF file in F16, BF16 or F32."
+            not_installed("what reads quantized numbers of GGUF", "gguf", "colonnade[gguf]", instead)
         ) from None
     return dequantize, GGMLQuantizationType
 

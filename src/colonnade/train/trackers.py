@@ -17,7 +17,7 @@ from wsgiref.simple_server import WSGIServer
 
 from colonnade.atomic import write_whole
 from colonnade.config.schema import Config
-from colonnade.errors import ConfigError
+from colonnade.errors import ConfigError, not_installed
 from colonnade.train.tracking import Numbers, Tracker
 
 KNOWN = "tracking"
@@ -56,10 +56,7 @@ def _needs(package: str, key: str, value: str, of: str = "colonnade[track]") -> 
     except (ImportError, ValueError):
         missing = True
     if missing:
-        raise ConfigError(
-            f"{key} = {json.dumps(value)} needs the package {package}, which is not installed. Run `pip install "
-            f"'{of}'`, or leave {key} out."
-        )
+        raise ConfigError(not_installed(f"{key} = {json.dumps(value)}", package, of, f"leave {key} out"))
 
 
 class TensorBoard:
@@ -72,9 +69,9 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
+            instead = "set run.tensorboard = false"
             raise ConfigError(
-                "run.tensorboard = true needs the package tensorboard, which is not installed. "
-                "Run `pip install 'colonnade[track]'`, or set run.tensorboard = false."
+                not_installed("run.tensorboard = true", "tensorboard", "colonnade[track]", instead)
             ) from error
         self._make: Any = SummaryWriter
         self._folder = folder
