@@ -11349,6 +11349,20 @@ MUTATIONS = [
         ("tests/test_errors.py",),
     ),
     Mutation(
+        "a search has most parameters gathered whatever gradients are there",
+        "planner/compose.py",
+        "pairs[max(at - 1, 0)] if at >= 0 else max(pairs)",
+        "max(pairs)",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "a search passes over the gradients that are on their way last",
+        "planner/compose.py",
+        "*left[:3]),",
+        "*left[1:4]),",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
         "a plan has its number format from the device, whatever the run that is there has",
         "train/start.py",
         '    if "train.precision" in _kept(content):\n        return',

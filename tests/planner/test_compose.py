@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from dataclasses import replace
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from colonnade.config.schema import Config
 from colonnade.errors import LayoutError
 from colonnade.pipeline.schedule import all_actions
 from colonnade.pipeline.simulate import Durations, simulate
-from colonnade.planner.compose import Composer, Kept, Lengths, _kind, _unit_work, _with_traffic
+from colonnade.planner.compose import Composer, Kept, Lengths, Moment, _kind, _unit_work, _with_traffic
 from colonnade.planner.cost import Cost
 from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import hardware
@@ -204,13 +203,13 @@ def test_rounds_that_are_not_whole_are_refused_however_few_micro_batches_would_d
     assert composer().live(way, 0) == 5
 
 
-@pytest.mark.parametrize(("zero", "more"), [(1, 0), (2, 4 * 200 + 2 * 160), (3, 4 * 200 + 2 * 160 + 2 * 300)])
+@pytest.mark.parametrize(("zero", "more"), [(1, 0), (2, 4 * 200 + 2 * 100), (3, 4 * 200 + 2 * 100 + 2 * 300)])
 def test_memory_has_what_micro_batches_keep_and_what_is_gathered(zero: int, more: int) -> None:
-    """Of units that follow one another: under ZeRO 2 gradients on their way, of three whole and of two a rank's part;
-    under ZeRO 3 parameters too, frozen or not.
+    """Of units that follow one another: under ZeRO 2 gradients on their way, of three whole and of the two before the
+    last a rank's part; under ZeRO 3 parameters too, frozen or not, of the same moment.
     """
     way = config(pp=2, dp=2, zero=zero, schedule="interleaved", virtual_stages=2)
-    kept = Kept(each=1000, once=70, following=(100, 60, 40, 30), gathered=300)
+    kept = Kept(each=1000, once=70, moments=frozenset({Moment((100, 60, 40, 30), 300), Moment((10, 10, 10, 10), 600)}))
     found = composer()._memory(0, Lengths(1600, 800), kept, way)
     assert found == buffer_bytes(1600, way.parallel, way.train, frozen=800) + 5 * 500 + 70 + more
 
@@ -229,14 +228,8 @@ def test_frozen_weights_take_memory_as_they_do_in_a_run(monkeypatch: pytest.Monk
     held = max(
         resident(stated, adapted.parallel, adapted.train, stage=stage).state for stage in range(keys.get("pp", 1))
     )
-    trained = sorted((sum(w.size for w in each if not w.is_frozen) for each in stated.buckets.values()), reverse=True)
-    ring = [*stated.units, stated.units[0]]
-    gathered = max(
-        sum(w.size for bucket in {*one.buckets, *other.buckets} for w in stated.buckets[bucket])
-        for one, other in pairwise(ring)
-    )
-    more = 4 * sum(trained[:3]) + 2 * sum(trained[:2]) + 2 * gathered if "zero" in keys else 0
-    assert Composer(adapted, 64, Cost(A100, 2)).compose(adapted)[1] == held + more
+    run = rank_memory(adapted.model, adapted.parallel, adapted.train, vocab_size=64, architecture=stated)
+    assert Composer(adapted, 64, Cost(A100, 2)).compose(adapted)[1] == held + (run.buffers if "zero" in keys else 0)
 
 
 @pytest.mark.parametrize(
@@ -265,31 +258,38 @@ def test_gradients_on_their_way_take_memory_as_they_do_in_a_run(
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_a_large_table_takes_memory_as_it_does_in_a_run(monkeypatch: pytest.MonkeyPatch, zero: Literal[2, 3]) -> None:
-    """Its gradients are on their way with those of small units, not three times at once."""
+    """Its gradients are on their way with those of small units, not three times at once, and not all the while that it
+    is gathered.
+    """
     monkeypatch.setattr(Composer, "_costs", lambda *_: Costs(defaultdict(lambda: UnitCost(0, 0, 0, 0, 0, 0)), {}))
     case = Case(drop=0.0, precision="bf16", vocab_size=20_000, hidden_size=64, num_layers=6)
     found = configured(case, Way(dp=2, pp=2, zero=zero, micro_batch_size=1))
     parts = trained_architecture(found, 20_000)
-    held = rank_memory(found.model, found.parallel, found.train, vocab_size=20_000, architecture=parts)
-    composed = Composer(found, 20_000, Cost(A100, 8)).compose(found)[1]
-    assert composed == pytest.approx(held.state + held.buffers, rel=0.05)
+    of = Composer(found, 20_000, Cost(A100, 8))
+    for stage in (0, 1):
+        held = rank_memory(found.model, found.parallel, found.train, vocab_size=20_000, architecture=parts, stage=stage)
+        kept = of._kept(stage, of._held(found), of._key(found), found)
+        composed = of._memory(stage, of._lengths(of._held(found), 1)[stage], kept, found)
+        assert composed == pytest.approx(held.state + held.buffers, rel=0.005)
 
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_two_large_tables_of_a_stage_take_no_more_memory_in_a_run(
     monkeypatch: pytest.MonkeyPatch, zero: Literal[2, 3]
 ) -> None:
-    """There the gradients of one are on their way while the other's are made, of the micro-batch behind it."""
+    """There the gradients of one are on their way while the other's are made, of the micro-batch behind it; with ZeRO 3
+    both tables are not gathered then.
+    """
     monkeypatch.setattr(Composer, "_costs", lambda *_: Costs(defaultdict(lambda: UnitCost(0, 0, 0, 0, 0, 0)), {}))
     case = Case(drop=0.0, precision="bf16", vocab_size=20_000, hidden_size=64, num_layers=6, tied=False)
     found = configured(case, Way(dp=2, zero=zero, micro_batch_size=1))
     parts = trained_architecture(found, 20_000)
     held = rank_memory(found.model, found.parallel, found.train, vocab_size=20_000, architecture=parts)
     composed = Composer(found, 20_000, Cost(A100, 8)).compose(found)[1]
-    assert held.state + held.buffers <= composed <= 1.15 * (held.state + held.buffers)
+    assert composed == pytest.approx(held.state + held.buffers, rel=0.005)
 
 
-@pytest.mark.parametrize(("schedule", "ratio"), [("1f1b", 1.0), ("zero_bubble", 1.055)])
+@pytest.mark.parametrize(("schedule", "ratio"), [("1f1b", 1.0), ("zero_bubble", 0.989)])
 def test_one_of_two_large_tables_is_on_its_way_behind_a_single_micro_batch(
     monkeypatch: pytest.MonkeyPatch, schedule: Literal["1f1b", "zero_bubble"], ratio: float
 ) -> None:
@@ -577,9 +577,9 @@ def test_layers_that_are_computed_again_keep_their_input_and_are_there_one_at_a_
     ]
     monkeypatch.setattr(Composer, "_costs", lambda *_: Costs(costs, {}))
     monkeypatch.setattr(Composer, "_units", lambda *_: [units, [units[1]], [units[3]]])
-    each = {way: found._kept(0, ((), 1), way, config(recompute=way)) for way in ("none", "full")}
-    alone = [found._kept(stage, ((), 3), "full", config(recompute="full")) for stage in (1, 2)]
-    together = found._kept(0, ((), 1), "together", config(recompute="full", recompute_every=2))
-    assert together == Kept(500 + 30 + 70, 2 * 300 + 20, (), 0), "two blocks, one input"
-    assert alone == [Kept(30, 320, (), 0), Kept(70, 250, (), 0)]
-    assert each == {"none": Kept(500 + 2 * 300 + 70, 250, (), 0), "full": Kept(500 + 2 * 30 + 70, 320, (), 0)}
+    each = {way: found._kept(0, ((), 1), way, config(recompute=way))[:2] for way in ("none", "full")}
+    alone = [found._kept(stage, ((), 3), "full", config(recompute="full"))[:2] for stage in (1, 2)]
+    together = found._kept(0, ((), 1), "together", config(recompute="full", recompute_every=2))[:2]
+    assert together == (500 + 30 + 70, 2 * 300 + 20), "two blocks, one input"
+    assert alone == [(30, 320), (70, 250)]
+    assert each == {"none": (500 + 2 * 300 + 70, 250), "full": (500 + 2 * 30 + 70, 320)}

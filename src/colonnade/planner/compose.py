@@ -39,6 +39,15 @@ NOTHING = Memory(0, 0, 0, 0, 0)
 T = TypeVar("T")
 
 
+class Moment(NamedTuple):
+    """[elements] Of weights that a rank has whole while backward is at a unit."""
+
+    trained: tuple[int, ...]
+    """Those whose gradients are being computed, and of each of the three buckets that were before, the latest first."""
+    gathered: int
+    """All of the unit and of the next."""
+
+
 class Kept(NamedTuple):
     """[bytes] On a stage."""
 
@@ -46,12 +55,8 @@ class Kept(NamedTuple):
     """Of each live micro-batch and chunk."""
     once: int
     """While one unit is at work."""
-    following: tuple[int, ...]
-    """[elements] Of the trained weights of up to four units that follow one another, where they are most: of each
-    bucket, the largest first.
-    """
-    gathered: int
-    """[elements] Of all weights of two units that follow one another, where they are most."""
+    moments: frozenset[Moment]
+    """All that there are."""
 
 
 class Lengths(NamedTuple):
@@ -329,33 +334,43 @@ class Composer:
                 kept = sum(costs.of(unit).kept for unit in group)
                 each += first if again else kept
                 once = max(once, max(costs.of(unit).working for unit in group) + (kept if again else 0))
-            tp, ring = config.parallel.tp, [*units, *(units[:3] if is_ring else [])]
-            four, two = ([self._buckets(ring[at : at + count], tp) for at in range(len(units))] for count in (4, 2))
-            following = max((sorted((each.trained for each in own), reverse=True) for own in four), key=sum)
-            return Kept(each, once, tuple(following), max(sum(map(sum, own)) for own in two))
+            return Kept(each, once, frozenset(self._moments(units, config.parallel.tp, is_ring=is_ring)))
 
         return self._once(("kept", stage, key, is_ring), make)
 
+    def _moments(self, units: Sequence[Unit], tp: int, *, is_ring: bool) -> Iterator[Moment]:
+        """Backward at each unit, and behind the first one: a forward may follow, and in a ring (`is_ring`) backward of
+        another micro-batch.
+        """
+        ring = [*units, *(units[:3] if is_ring else [])]
+        pairs = [sum(map(sum, self._buckets(units[at : at + 2], tp))) for at in range(len(units))]
+        for at in range(-1, len(units)):
+            earlier, later = ({b for unit in part for b in unit.buckets} for part in (units[: at + 1], units[at:]))
+            own = earlier & later  # with what units on both sides of it have: its gradients are being added up
+            before = dict.fromkeys(bucket for unit in ring[at + 1 : at + 4] for bucket in reversed(unit.buckets))
+            left = [size for each in before if each not in own and (size := self._bucket(each, tp).trained)]
+            gathered = pairs[max(at - 1, 0)] if at >= 0 else max(pairs)
+            yield Moment((sum(self._bucket(bucket, tp).trained for bucket in own), *left[:3]), gathered)
+
     def _memory(self, stage: int, lengths: Lengths, kept: Kept, config: Config) -> int:
-        parallel, width = config.parallel, BYTES[config.train.precision]
+        parallel = config.parallel
         fixed = buffer_bytes(lengths.trained, parallel, config.train, frozen=lengths.frozen)
         live = self.live(config, stage) * (kept.each // parallel.virtual_stages)
-        whole = _under_way(kept.following, config)
-        whole += width * kept.gathered if parallel.zero == 3 else 0
-        return int(fixed + live + kept.once + whole)
+        return int(fixed + live + kept.once + max(_under_way(moment, config) for moment in kept.moments))
 
 
-def _under_way(following: Sequence[int], config: Config) -> float:
-    """[bytes] What a rank holds of gradients for a while, as units follow one another in backward. Two are under way
-    over dp, copied where they are summed in 16 bits. From ZeRO 2 on these two and the one that is being computed are
-    whole; with zero-bubble, whose weight gradients come later, one more.
+def _under_way(moment: Moment, config: Config) -> float:
+    """[bytes] What a rank holds of gradients and parameters for a while. Gradients of two buckets are under way over
+    dp, copied where they are summed in 16 bits. From ZeRO 2 on these and those of the unit are whole; with zero-bubble,
+    whose weight gradients come later, one more. With ZeRO 3 parameters are.
     """
     parallel, train = config.parallel, config.train
     width, exact = BYTES[train.precision], max(BYTES[train.precision], 4)
     if parallel.dp == 1:
         return 0
-    two, at_once = sum(following[:2]), following[: 4 if parallel.schedule == "zero_bubble" else 3]
+    two, at_once = sum(moment.trained[1:3]), moment.trained[: 4 if parallel.schedule == "zero_bubble" else 3]
     whole = sum(at_once) * exact if parallel.zero >= 2 else 0
+    whole += width * moment.gathered if parallel.zero == 3 else 0
     if train.reduce_precision == "16-bit":
         return whole + two * width * (1 + (1 / parallel.dp if parallel.zero else 0))
     return whole + (two * exact / parallel.dp if parallel.zero >= 2 else 0)
