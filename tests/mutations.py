@@ -318,6 +318,13 @@ MUTATIONS = [
         ("tests/optim/test_adamw.py",),
     ),
     Mutation(
+        "a weight halfway between two of bf16 is rounded away from zero, not to even",
+        "kernels/compiled.cpp",
+        "(bits + 0x7FFF + ((bits >> 16) & 1)) >> 16",
+        "(bits + 0x8000) >> 16",
+        ("tests/optim/test_adamw.py",),
+    ),
+    Mutation(
         "a weight that is no number is a zero where layers read it",
         "kernels/compiled.cpp",
         "return x == x ? rounded : uint16_t(0x7FC0);",

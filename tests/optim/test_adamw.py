@@ -254,3 +254,13 @@ def test_the_compiled_kernel_leaves_gradients_as_they_are_and_keeps_what_is_no_n
     rule.update_([params], step=1, learning_rate=1e-2, factor=torch.tensor(0.5))
     assert gradient[4:].tolist() == list(range(4, 40))
     assert weights.isnan().nonzero().tolist() == rounded.isnan().nonzero().tolist() == [[3]]
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("narrow", SIXTEEN)
+def test_the_compiled_kernel_rounds_halves_to_even(narrow: torch.dtype) -> None:
+    rule, weights = AdamW(0.9, 0.95, 1e-8, 0.1), 1 + (torch.arange(64) + 0.5) * torch.finfo(narrow).eps
+    rounded = torch.zeros(64, dtype=narrow)
+    params = ParamSlice(weights, torch.ones(64), rule.init(weights), decayed=True, copied_to=rounded, compiled=True)
+    rule.update_([params], step=1, learning_rate=0.0, factor=torch.ones(()))
+    assert torch.equal(rounded, weights.to(narrow)) and len(rounded.unique()) == 33  # two halves each go to an even one
