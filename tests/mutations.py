@@ -1453,6 +1453,13 @@ MUTATIONS = [
         ("tests/checkpoint/test_checksum.py",),
     ),
     Mutation(
+        "a checkpoint that is deleted while it is read is taken for a damaged one",
+        "checkpoint/confined.py",
+        "        if path.parent.exists():\n            raise\n        raise GoneError(",
+        "        raise\n        raise GoneError(",
+        ("tests/checkpoint/test_gone.py",),
+    ),
+    Mutation(
         "a name that is given anew while a file is opened is believed",
         "checkpoint/confined.py",
         "_check_plain(path, os.fstat(descriptor).st_mode)  # of",

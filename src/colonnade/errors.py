@@ -8,6 +8,7 @@
     ├── CheckpointError       checkpoints that are missing, foreign or newer
     │   ├── CopiesError       state that several ranks hold alike, and that differs: not saved
     │   ├── DamagedError      … whose bytes are not those that were written
+    │   ├── GoneError         … that were deleted or replaced while they were read
     │   └── UnreadableError   … that the disk refuses, or that is on a storage that is away
     ├── LockError             a folder in which another process is working
     └── MemoryShortError      a run that does not fit into the memory that is there
@@ -179,6 +180,10 @@ class CopiesError(CheckpointError):
 
 class DamagedError(CheckpointError):
     """A checkpoint whose bytes are not those that were written: the one before it may be sound."""
+
+
+class GoneError(CheckpointError):
+    """A checkpoint that was deleted, or replaced by another, while it was read: nothing of it is damaged."""
 
 
 class UnreadableError(CheckpointError):

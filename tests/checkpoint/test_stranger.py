@@ -453,13 +453,13 @@ def test_a_link_under_the_name_of_the_new_checkpoint(path: Path, tmp_path: Path,
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("nowhere", "does not exist"),
-        ("file", "is not a folder"),
-        ("file/within", "does not exist"),
-        ("folder", "has no manifest.json"),
+        ("nowhere", "does not exist, or not any more"),
+        ("file", "is not a folder, so it is not a whole checkpoint"),
+        ("file/within", "does not exist, so it is not a whole checkpoint"),
+        ("folder", "has no manifest.json, so it is not a whole checkpoint"),
     ],
 )
 def test_what_is_no_folder_of_a_checkpoint(tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    assert refused(tmp_path / name).startswith(f"{tmp_path / name} {said}, so it is not a whole checkpoint")
+    assert refused(tmp_path / name).startswith(f"{tmp_path / name} {said}")

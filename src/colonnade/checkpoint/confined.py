@@ -6,10 +6,12 @@ opened, a socket, or another folder. All of them are refused, without waiting fo
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, GoneError
 
 KINDS = (
     (stat.S_ISLNK, "a symbolic link"),
@@ -22,8 +24,11 @@ KINDS = (
 
 
 def plain_size(path: Path) -> int:
-    """The size in bytes of the plain file `path`. CheckpointError if it is another kind; OSError if it is not there."""
-    found = path.lstat()
+    """The size in bytes of the plain file `path`. CheckpointError if it is another kind, GoneError if its folder is
+    not there any more; OSError if the file alone is missing.
+    """
+    with _in_its_folder(path):
+        found = path.lstat()
     _check_plain(path, found.st_mode)
     return found.st_size
 
@@ -31,7 +36,8 @@ def plain_size(path: Path) -> int:
 def open_plain(path: Path) -> BinaryIO:
     """The plain file `path`, opened for reading without a buffer. Raises as `plain_size`, and never blocks."""
     plain_size(path)  # before opening: a device may act on being opened
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with _in_its_folder(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check_plain(path, os.fstat(descriptor).st_mode)  # of what has been opened: names can be given anew meanwhile
         return os.fdopen(descriptor, "rb", buffering=0)
@@ -50,6 +56,21 @@ def read_plain(path: Path, limit: int) -> bytes:
                 f"read. Get the checkpoint again from where it came from."
             )
         return file.read() if size else b""
+
+
+@contextmanager
+def _in_its_folder(path: Path) -> Iterator[None]:
+    """A checkpoint that its run deletes loses its name at once (`folders.take_away`), and no file of it alone."""
+    try:
+        yield
+    except FileNotFoundError:
+        if path.parent.exists():
+            raise
+        raise GoneError(
+            f"{path.parent} does not exist, or not any more: a run that goes on deletes all but its checkpoint.keep "
+            "newest checkpoints. Run the command again to read the newest, or name one that stays: one that "
+            "checkpoint.keep_every keeps, or a copy."
+        ) from None
 
 
 def _check_plain(path: Path, mode: int) -> None:
