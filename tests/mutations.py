@@ -8444,6 +8444,13 @@ MUTATIONS = [
         ("tests/train/test_undo.py",),
     ),
     Mutation(
+        "checkpoints are deleted for a return by hand to one with wrong bytes",
+        "train/rollbacks.py",
+        "        metadata_of(path, verify(path))\n",
+        "        metadata_of(path, read_manifest(path))\n",
+        ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
         "behind a return by hand the copies in memory still count",
         "train/rollbacks.py",
         "    (run / COPIES).unlink(missing_ok=True)\n",

@@ -513,6 +513,22 @@ def test_by_hand(finished: Finished, run: Path) -> None:
     assert after[-1]["tokens"] == before[-1]["tokens"] + 2 * 4 * 16
 
 
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_by_hand_a_run_does_not_return_to_a_checkpoint_that_is_damaged(run: Path, damage: str) -> None:
+    """The sound ones behind it stay."""
+    tensors = checkpoints(run) / folder_name(4) / "__0_0.distcp"
+    if damage == "gone":
+        tensors.unlink()
+    else:
+        content = tensors.read_bytes()
+        tensors.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    before = snapshot(run)
+    answer = here("rollback", run, 4)
+    assert answer.status == 2 and snapshot(run) == before, answer
+    assert "is damaged" in answer.err and "Delete" not in answer.err and "delete" not in answer.err
+    assert answer.err.endswith("is as it was. Other checkpoints are of these steps: 6.\n")
+
+
 def test_a_run_that_is_at_work_is_left_alone(run: Path) -> None:
     before = snapshot(run)
     with locked(run, "colonnade train"):

@@ -39,7 +39,8 @@ def run(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         step = int(path.name.removeprefix("step_"))
         return SimpleNamespace(step=step, samples=4 * step, rollbacks=[], changes=[])
 
-    monkeypatch.setattr(rollbacks, "read_manifest", lambda path: None)
+    for read in ("read_manifest", "verify"):
+        monkeypatch.setattr(rollbacks, read, lambda path: None)
     monkeypatch.setattr(rollbacks, "metadata_of", metadata_of)
     for step in (2, 4, 6):
         (tmp_path / "run" / "checkpoints" / f"step_0000000{step}").mkdir(parents=True)

@@ -14,7 +14,7 @@ from uuid import uuid4
 from pydantic import TypeAdapter
 
 from colonnade.checkpoint.folders import discard_after
-from colonnade.checkpoint.manifest import read_manifest
+from colonnade.checkpoint.manifest import read_manifest, remedy, verify
 from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
@@ -22,6 +22,7 @@ from colonnade.errors import CheckpointError, ColonnadeError
 from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.mesh import Axis
+from colonnade.pace import say_aside
 from colonnade.train.change import Change, Expected, ahead, as_it_began, behind
 from colonnade.train.change_requests import Decided, began_with, decided_and_asked, read_decided, to_come
 from colonnade.train.corpus import Corpus, curriculum_of, open_corpus
@@ -91,7 +92,7 @@ def _newest_readable(saved: Iterable[Path]) -> RunMetadata | None:
 
 def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, list[int]]:
     """Return to the checkpoint of a step; also the steps of the checkpoints that were deleted. CheckpointError where
-    it is not there, ConfigError where the data would end before the run.
+    it is not there or damaged, ConfigError where the data would end before the run: nothing is changed then.
 
     Whoever calls this holds the run's folder. Earlier rollbacks to this step or a later one are undone with it.
     """
@@ -102,6 +103,7 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
             f"{checkpoints(run)} has no {folder_name(step)}: a run returns to a step that it has saved. There are "
             f"checkpoints of these steps: {there}."
         )
+    _check_sound(saved, step)
     rollback = Rollback(
         to=step,
         skip=asked.skip,
@@ -122,6 +124,19 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
     set_aside(run, step)
     write_event(run, ROLLED_BACK, **rollback.model_dump())
     return rollback, [each for each in saved if each > step]
+
+
+def _check_sound(saved: Mapping[int, Path], step: int) -> None:
+    """CheckpointError unless every byte of the checkpoint of a step is the one that was written."""
+    path, others = saved[step], ", ".join(str(each) for each in saved if each != step) or "none"
+    say_aside(f"Checking every byte of {path} …")
+    try:
+        metadata_of(path, verify(path))
+    except CheckpointError as error:
+        reason = str(error).removesuffix(remedy(path)).rstrip()
+        raise CheckpointError(
+            f"{reason} The run does not return to it, and is as it was. Other checkpoints are of these steps: {others}."
+        ) from None
 
 
 def _measured_by_hand(
