@@ -3875,13 +3875,41 @@ MUTATIONS = [
         "        take_away(final)\n"
         "    partial.rename(final)\n"
         "    sync(final.parent)\n"
-        "    _keep_newest(final.parent, keep - 1, spared, but=final)\n",
-        "    _keep_newest(final.parent, keep - 1, spared, but=final)\n"
+        "    _keep_newest(final.parent, keep - 1, spared, refused, but=final)\n",
+        "    _keep_newest(final.parent, keep - 1, spared, refused, but=final)\n"
         "    if os.path.lexists(final):\n"
         "        take_away(final)\n"
         "    partial.rename(final)\n"
         "    sync(final.parent)\n",
         ("tests/checkpoint/test_folders.py",),
+    ),
+    Mutation(
+        "an old checkpoint that cannot be deleted fails a save",
+        "train/recovery.py",
+        "Target(checkpoints(run), kept.keep, refused=refused, before",
+        "Target(checkpoints(run), kept.keep, before",
+        ("tests/train/test_recovery_saves.py",),
+    ),
+    Mutation(
+        "what was taken away and cannot be deleted is in the way of the next",
+        "checkpoint/folders.py",
+        '        aside = aside.with_name(f"{aside.stem}.{uuid4().hex}.deleted")\n',
+        "        raise\n",
+        ("tests/checkpoint/test_folders.py",),
+    ),
+    Mutation(
+        "a checkpoint that somebody has protected loses its name",
+        "checkpoint/folders.py",
+        "                _check_removable(found[step])\n",
+        "",
+        ("tests/checkpoint/test_folders.py",),
+    ),
+    Mutation(
+        "half of a checkpoint that cannot be deleted is in the way of the next save of its step",
+        "checkpoint/save.py",
+        "            if os.path.lexists(self.partial):\n                take_away(self.partial)\n",
+        "",
+        ("tests/train/test_recovery_saves.py",),
     ),
     Mutation(
         "equal lines of changes are one and the same",
@@ -8432,8 +8460,10 @@ MUTATIONS = [
     Mutation(
         "a return takes away checkpoints before it is written down",
         "train/undo.py",
-        "        write(run, [*read(run), rollback])\n        discard_after(checkpoints(run), rollback.to)\n",
-        "        discard_after(checkpoints(run), rollback.to)\n        write(run, [*read(run), rollback])\n",
+        "        write(run, [*read(run), rollback])\n"
+        "        discard_after(checkpoints(run), rollback.to, by_monitor(monitor))\n",
+        "        discard_after(checkpoints(run), rollback.to, by_monitor(monitor))\n"
+        "        write(run, [*read(run), rollback])\n",
         ("tests/train/test_undo.py",),
     ),
     Mutation(

@@ -110,6 +110,36 @@ def test_a_folder_that_cannot_be_deleted_is_an_error(tmp_path: Path, monkeypatch
         tidy(tmp_path, 1, none)
 
 
+def test_what_cannot_be_deleted_keeps_its_name_where_that_is_known_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has protected it, or it is another user's; the others go."""
+    make(tmp_path, 10, 20, 30)
+    access, refused = os.access, list[tuple[str, int | None]]()
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "step_00000010" and access(path, mode))
+    tidy(tmp_path, 1, none, lambda path, error: refused.append((path.name, error.errno)))
+    assert refused == [("step_00000010", errno.EACCES)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000010", "step_00000030"]
+
+
+def test_what_was_taken_away_before_and_cannot_be_deleted_is_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path, 10, 20, 30)
+    (tmp_path / ".step_00000020.deleted").mkdir()
+
+    def refuse(path: str, *, dir_fd: int | None = None) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+
+    refused: list[Path] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", refuse)
+        discard_after(tmp_path, 10, lambda path, error: refused.append(path))
+    assert list(checkpoints_in(tmp_path)) == [10] and len(refused) == 3
+    discard_after(tmp_path, 10)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000010"]
+
+
 def test_of_a_link_to_an_archive_only_the_link_goes(tmp_path: Path) -> None:
     run, archive = tmp_path / "run", tmp_path / "archive"
     make(archive, 10)

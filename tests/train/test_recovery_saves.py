@@ -1,5 +1,7 @@
 """Saves that fail or have to be good, and what a run that goes on says and is held against."""
 
+import errno
+import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -8,7 +10,13 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 
+from colonnade.checkpoint.agree import agree
+from colonnade.checkpoint.failure import alone_is_fine
+from colonnade.checkpoint.names import checkpoints_in
+from colonnade.checkpoint.plan import Shard
+from colonnade.checkpoint.save import Payload, write
 from colonnade.config.load import load
 from colonnade.errors import CheckpointError, ColonnadeError
 from colonnade.mesh.layout import Layout
@@ -75,6 +83,42 @@ def test_a_save_that_fails_before_the_run_returns_is_told_and_not_made_again(
     saving.wait_out(STATE)
     saving.wait_out(STATE)
     assert disk.done == ["wait", "wait"] and [each["step"] for each in told.of("save failed")] == [7]
+
+
+def test_old_checkpoints_that_cannot_be_deleted_fail_no_save(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are said once, with their whole path, and tried again. So is half of one of the same step."""
+    told: Any = Told()
+    told.sync = lambda: None
+    target = recovery._target(load(config, ["checkpoint.keep=1"]), told, Mock(in_use=lambda: ()))
+    shards = [Shard("x", (2,), (0,), torch.ones(2))]
+    with alone_is_fine():
+        agreement = agree(shards)
+    rmdir = os.rmdir
+    (target.folder / ".step_00000004.partial").mkdir(parents=True)
+
+    def refuse(path: str, *, dir_fd: int | None = None) -> None:
+        if ".step_0000000" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        rmdir(path, dir_fd=dir_fd)
+
+    def save(*steps: int) -> None:
+        with alone_is_fine():
+            for step in steps:
+                write(target, Payload(step, {}), agreement, agreement.tensors(shards))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", refuse)
+        save(2, 4, 6)
+    names = [".step_00000002.deleted", ".step_00000004.deleted", ".step_00000004.partial"]
+    names.append(".step_00000004.partial.deleted")
+    events = sorted(told.of("not removed"), key=lambda event: str(event["checkpoint"]))
+    assert events == [{"checkpoint": str(target.folder / name), "reason": "Permission denied"} for name in names]
+    assert sorted(path.name for path in target.folder.iterdir() if path.suffix) == [*names[:2], names[3]]
+    assert list(checkpoints_in(target.folder)) == [6] and len(told.said) == len(names)
+    save(8)
+    assert [path.name for path in target.folder.iterdir()] == ["step_00000008"]
 
 
 def test_memory_that_one_rank_is_refused_for_its_copies_ends_the_run_on_all(config: Path) -> None:

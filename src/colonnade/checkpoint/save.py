@@ -35,7 +35,7 @@ from torch.futures import Future
 from colonnade.checkpoint.agree import Agreement, Key, agree, key
 from colonnade.checkpoint.failure import alone_is_fine, same_on_all_ranks
 from colonnade.checkpoint.files import HashingFileSystem, alone
-from colonnade.checkpoint.folders import Spared, publish, remove_leftovers
+from colonnade.checkpoint.folders import Refused, Spared, publish, raised, remove_leftovers, take_away
 from colonnade.checkpoint.manifest import Manifest, SavedTensor, StoredShard, check_sizes, to_json
 from colonnade.checkpoint.names import MANIFEST, checkpoints_in, folder_name
 from colonnade.checkpoint.plan import Box, Shard
@@ -55,6 +55,8 @@ class Target:
     keep: int
     """The newest so many stay, the one that is written included."""
     spared: Spared = lambda steps: ()
+    refused: Refused = raised
+    """What rank 0 does about an old checkpoint that cannot be deleted; if it fails, the save has failed."""
     before_publishing: Callable[[], object] = lambda: None
     """What rank 0 does when all of a checkpoint is written but its name; if it fails, the save has failed."""
     when_full: Callable[[OSError], CheckpointError] | None = None
@@ -211,7 +213,9 @@ class _Writer(FileSystemWriter):
         needed = self.agreement.total_bytes
         with self._explaining_a_full_disk(needed):
             self.folder.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(self.folder)
+            remove_leftovers(self.folder, self.target.refused)
+            if os.path.lexists(self.partial):
+                take_away(self.partial)
             if self.target.is_shared and shutil.disk_usage(self.folder).free < needed:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.partial.mkdir()
@@ -242,7 +246,7 @@ class _Writer(FileSystemWriter):
             return
         self._check_that_all_files_are_here(manifest)
         self.target.before_publishing()
-        publish(self.partial, self.final, self.target.keep, self.target.spared)
+        publish(self.partial, self.final, self.target.keep, self.target.spared, self.target.refused)
 
     def _write_file(self, name: str, data: bytes) -> None:
         with self.fs.create_stream(self.partial / name, "wb") as stream:

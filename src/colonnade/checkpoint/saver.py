@@ -65,7 +65,8 @@ class Saver:
         on_saved: Callable[[Saved], object] = lambda saved: None,
     ) -> None:
         self._target, self._group, self._overlap, self._on_saved = target, group, overlap, on_saved
-        self._agreement = agree(shards, group, then=lambda: tidy(target.folder, target.keep, target.spared))
+        tidied = partial(tidy, target.folder, target.keep, target.spared, target.refused)
+        self._agreement = agree(shards, group, then=tidied)
         pinned = any(shard.data.is_cuda for shard in shards)
         self._snapshot = Snapshot(self._agreement.items, pinned=pinned) if asynchronous else None
         self._under_way: Future[None] | None = None

@@ -29,6 +29,7 @@ from colonnade.pace import Pace
 from colonnade.storage import reason
 from colonnade.train.best import spared
 from colonnade.train.monitor import write_event
+from colonnade.train.not_removed import by_line
 from colonnade.train.run_folder import COPIES, ROLLBACKS, checkpoints
 from colonnade.train.run_record import unpack
 
@@ -270,7 +271,7 @@ def _fetch_one(stored: Stored, step: int, config: Config, replace: Callable[[], 
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    publish(aside, final, config.checkpoint.keep, partial(spared, run, config.checkpoint))
+    publish(aside, final, config.checkpoint.keep, partial(spared, run, config.checkpoint), by_line(run))
     seconds = time.perf_counter() - started
     write_event(
         run, EVENT, step=step, checkpoint=final.name, url=stored.url, bytes=num_bytes, seconds=round(seconds, 3)

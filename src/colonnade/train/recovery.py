@@ -36,7 +36,7 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
 from colonnade.tensor_parallel.placement import Placement
 from colonnade.tokenizer_files import CONFIG
-from colonnade.train import rollbacks
+from colonnade.train import not_removed, rollbacks
 from colonnade.train.base import check_base
 from colonnade.train.best import BEST, Best, best_of, spared
 from colonnade.train.change import as_it_began, behind, in_force
@@ -246,8 +246,8 @@ def _files(config: Config, corpus: Corpus) -> dict[str, bytes]:
 
 
 def _target(config: Config, monitor: Monitor, uploads: Uploads) -> Target:
-    run, kept = Path(config.run.folder), config.checkpoint
-    target = Target(checkpoints(run), kept.keep, before_publishing=monitor.sync)
+    run, kept, refused = Path(config.run.folder), config.checkpoint, not_removed.by_monitor(monitor)
+    target = Target(checkpoints(run), kept.keep, refused=refused, before_publishing=monitor.sync)
     return replace(target, spared=lambda steps: {*spared(run, kept, steps), *uploads.in_use()})
 
 

@@ -30,6 +30,7 @@ from colonnade.train.divergence import BY_HAND, ROLLED_BACK
 from colonnade.train.lines import objects_in
 from colonnade.train.metadata import RunMetadata, metadata_of
 from colonnade.train.monitor import EVENTS, Monitor, set_aside, write_event
+from colonnade.train.not_removed import by_line
 from colonnade.train.rollback import LIST, Rollback, in_force, read, write
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import COPIES, checkpoints
@@ -79,7 +80,7 @@ def finish(run: Path) -> None:
         return
     newest = _newest_readable(path for step, path in saved.items() if step > recorded[-1].to)
     if newest is not None and recorded[-1] not in newest.rollbacks:
-        discard_after(checkpoints(run), recorded[-1].to)
+        discard_after(checkpoints(run), recorded[-1].to, by_line(run))
 
 
 def _newest_readable(saved: Iterable[Path]) -> RunMetadata | None:
@@ -120,7 +121,7 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
         _check_data_left(run, saved[step], [*before, rollback])
     (run / COPIES).unlink(missing_ok=True)
     write(run, [*before, rollback])
-    discard_after(checkpoints(run), step)
+    discard_after(checkpoints(run), step, by_line(run))
     set_aside(run, step)
     write_event(run, ROLLED_BACK, **rollback.model_dump())
     return rollback, [each for each in saved if each > step]

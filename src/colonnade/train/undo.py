@@ -22,6 +22,7 @@ from colonnade.train.divergence import NO_ROLLBACK, ROLLED_BACK, Divergence, dec
 from colonnade.train.memory_copies import MemoryCopies
 from colonnade.train.metadata import metadata_of
 from colonnade.train.monitor import Monitor
+from colonnade.train.not_removed import by_monitor
 from colonnade.train.rollback import Rollback, read, write
 from colonnade.train.run_folder import checkpoints
 from colonnade.train.state import TrainState
@@ -54,7 +55,7 @@ def roll_back(
     copies.forget()
     if mesh.rank == 0:
         write(run, [*read(run), rollback])
-        discard_after(checkpoints(run), rollback.to)
+        discard_after(checkpoints(run), rollback.to, by_monitor(monitor))
     gather_texts("", mesh.world)  # the others look for the newest checkpoint only now
     return_to_newest(state, config, corpus, monitor)
     monitor.event(ROLLED_BACK, **rollback.model_dump())
