@@ -75,7 +75,13 @@ def build_step(task: Task, lora: LoraConfig | None = None) -> Callable[[], float
     samples = torch.arange(task.micro_batch_size) + mesh.dp.rank * task.micro_batch_size
     batch = Batch(tokens=tokens, labels=labels, loss_mask=torch.ones(tokens.shape), samples=samples)
     batches = [batch.to(device)] * task.num_microbatches
-    return lambda: train_step(state, batches, mesh, config.train).loss
+
+    def step() -> float:
+        loss = train_step(state, batches, mesh, config.train).loss
+        assert loss is not None, "every label counts"
+        return loss
+
+    return step
 
 
 def main() -> None:

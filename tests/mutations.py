@@ -11420,6 +11420,44 @@ MUTATIONS = [
         '    if "train.precision" in _kept(content) and not content:\n        return',
         ("tests/planner/test_plan_command.py",),
     ),
+    Mutation(
+        "a step in which no label counts has a loss of 0",
+        "train/step.py",
+        "tuple(mean if count > 0 else None for",
+        "tuple(mean for",
+        (
+            "tests/train/test_step.py",
+            "tests/tasks/test_bert.py",
+        ),
+    ),
+    Mutation(
+        "of two losses of which one counts nothing the other is the whole",
+        "train/step.py",
+        "total = None if None in each else sum(means)",
+        "total = sum(means) if any(each) else None",
+        ("tests/tasks/test_bert.py",),
+    ),
+    Mutation(
+        "behind a step in which no label counts the first sign is told too late",
+        "train/divergence.py",
+        "            self.without_loss += bool(self.signs)\n",
+        "",
+        ("tests/train/test_divergence.py",),
+    ),
+    Mutation(
+        "a run begins that has no label to learn from",
+        "train/counted_labels.py",
+        "on_all_ranks(lambda: any(starmap(_counts, read)), ranks)",
+        "True",
+        ("tests/train/test_counted_labels.py",),
+    ),
+    Mutation(
+        "a run begins whose evaluations have nothing to measure",
+        "train/counted_labels.py",
+        "        return check_scored(config, corpus, ranks, step=0)\n",
+        "        return None\n",
+        ("tests/train/test_counted_labels.py",),
+    ),
 ]
 
 

@@ -68,7 +68,16 @@ def test_a_batch_in_which_nothing_counts_has_no_loss_and_no_gradient() -> None:
     batch, config = pairs_of_texts(CASE, 0).uncounted(), configured(CASE, SERIAL)
     state = build_state(config, Mesh(), CASE.vocab_size, CPU)
     result = train_step(state, [batch], Mesh(), config.train)
-    assert (result.losses, result.grad_norm, result.counts) == ((0.0, 0.0), 0.0, (0, 0))
+    assert (result.loss, result.losses) == (None, (None, None))
+    assert (result.grad_norm, result.counts) == (0.0, (0, 0))
+
+
+def test_a_batch_without_a_masked_token_has_no_sum_of_losses() -> None:
+    """The order alone would be another, smaller number."""
+    batch, config = pairs_of_texts(CASE, 0), configured(CASE, SERIAL)
+    state = build_state(config, Mesh(), CASE.vocab_size, CPU)
+    result = train_step(state, [replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))], Mesh(), config.train)
+    assert result.loss is None and result.losses[0] is None and result.losses[1] is not None
 
 
 def found(case: Case, batches: list[BertBatch]) -> Guesses:

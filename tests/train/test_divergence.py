@@ -3,6 +3,7 @@
 import math
 import random
 import re
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,9 @@ from tests.parity.runs import SERIAL, Case, configured
 POLICY = DivergenceConfig(then="roll_back", spike=10.0, window=20, patience=3, healthy_for=4, tries=2)
 
 
-def seen(watch: LossWatch, losses: list[float], policy: DivergenceConfig = POLICY, first: int = 1) -> list[Divergence]:
+def seen(
+    watch: LossWatch, losses: Sequence[float | None], policy: DivergenceConfig = POLICY, first: int = 1
+) -> list[Divergence]:
     found = [watch.sees(policy, first + at, loss, 1.0, skipped=False) for at, loss in enumerate(losses)]
     return [each for each in found if each is not None]
 
@@ -66,6 +69,26 @@ def test_losses_far_above_those_before_are_one_when_patience_is_up() -> None:
 def test_a_single_high_loss_is_passed() -> None:
     watch = LossWatch()
     assert seen(watch, [*steady(50), 9.0, 9.0, 2.9, 9.0, 9.0, 2.9]) == [] and watch.signs == 0
+
+
+def test_a_step_in_which_no_label_counts_is_no_loss_to_hold_others_against() -> None:
+    """Half of the window were zeros, and its median with it: each loss exceeded it."""
+    watch = LossWatch()
+    assert seen(watch, [each for loss in steady(60) for each in (None, loss)]) == []
+    assert len(watch.losses) == POLICY.window and min(watch.losses) > 2
+
+
+def test_a_step_in_which_no_label_counts_neither_is_a_sign_nor_ends_their_row() -> None:
+    watch = LossWatch()
+    assert seen(watch, [*steady(50), 9.0, None, None, 9.0, None, None, None]) == []
+    (found,) = seen(watch, [7.0], first=58)
+    assert (found.step, found.first) == (58, 51)
+    assert seen(watch, [2.9, 9.0, None]) == [] and (watch.signs, watch.without_loss) == (1, 1)
+
+
+def test_gradients_that_are_no_numbers_are_told_where_no_label_counts() -> None:
+    found = LossWatch().sees(POLICY, 3, None, math.inf, skipped=False)
+    assert found == Divergence(3, 3, "has no label that counts and gradient norm inf")
 
 
 def test_without_a_full_window_or_a_spike_nothing_is_told() -> None:

@@ -1,6 +1,5 @@
 """What an evaluation of a held-out part is handed."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 from colonnade.data.blended_dataset import BlendedDataset
-from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import DataError
 from colonnade.evaluation.perplexity import NothingScored
 from colonnade.evaluation.squad import SquadScores
@@ -16,8 +14,6 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, paper_mesh
 from colonnade.tasks.t5 import Written
 from colonnade.train import held_out
-from tests.commands import here
-from tests.tiny import TinyCorpus, write_config
 
 
 @pytest.mark.parametrize(("unchecked", "checked"), [([], True), (["data/stories"], False)])
@@ -122,31 +118,6 @@ def test_of_a_data_set_whose_few_samples_have_no_label_that_counts_nothing_is_to
     missing.add(9)
     with pytest.raises(DataError, match="no label counts"):
         held_out.evaluate_part(stub, Two(), corpus, Mesh(), hidden=None, samples=9, micro_batch_size=8)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "is_refused"),
-    [
-        (("train.evaluate_samples=2",), True),
-        (("train.evaluate_every=0", "train.evaluate_at_start=true", "train.evaluate_samples=2"), True),
-        (("train.evaluate_every=0", "train.evaluate_samples=2"), False),
-        (("train.evaluate_samples=3",), False),
-    ],
-)
-def test_a_run_does_not_begin_whose_evaluations_would_have_no_label_that_counts(
-    overrides: tuple[str, ...], is_refused: bool, corpus: TinyCorpus, tmp_path: Path
-) -> None:
-    """Two samples in which none does, and one behind them."""
-    with TokenFileWriter(tmp_path / "held", np.dtype("<u2")) as writer:
-        writer.add_document([1] * 33 + [2] * 16)
-    held = ("data.no_loss_on=[1]", f"data.validation={tmp_path / 'held'}")
-    answer = here("train", write_config(corpus, tmp_path), *held, *overrides, "--dry-run")
-    said = (
-        "colonnade: no label counts in the first 2 of 3 validation samples, which an evaluation reads: there would be "
-        "nothing to measure. Set train.evaluate_samples higher, or give validation other text (data.validation, "
-        "data.split), or leave evaluations out: train.evaluate_every = 0 and evaluate_at_start = false.\n"
-    )
-    assert (answer.status, answer.err) == ((2, said) if is_refused else (0, "")), answer
 
 
 @pytest.mark.parametrize(

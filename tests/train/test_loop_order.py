@@ -389,6 +389,14 @@ def test_a_step_writes_down_its_numbers_and_the_tokens_up_to_there(monkeypatch: 
     assert len(step.of("copied")) == 1, "what is being saved is copied before the weights change"
 
 
+def test_a_loss_in_which_nothing_counts_is_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Stepped(monkeypatch, loss=None, losses=(None, 0.5), counts=(0, 8))
+    step.state.model.architecture.losses = ("masked", "order")
+    found = step()
+    assert found == {"step": 4, "order_loss": 0.5, "learning_rate": 0.1, "grad_norm": 1.0, "tokens": 32 * 16 * 2}
+    assert step.state.watch == LossWatch()
+
+
 def test_only_what_a_later_step_takes_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     step = Stepped(monkeypatch)
     step(), step()

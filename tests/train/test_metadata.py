@@ -72,9 +72,10 @@ def test_what_a_run_watches_is_known_again() -> None:
         "signs": 1,
         "windows": {"blocks.1.attention": [[40, 3.5], [50, 4.0]]},
         "growth_steps": 80,
+        "without_loss": 3,
     }
     found = LossWatch(**read(watch=watch).watch.model_dump())
-    assert (found.losses, found.signs, found.growth_steps) == ([2.5, 2.25], 1, 80)
+    assert (found.losses, found.signs, found.growth_steps, found.without_loss) == ([2.5, 2.25], 1, 80, 3)
     assert {name: list(map(list, kept)) for name, kept in found.windows.items()} == watch["windows"]
 
 

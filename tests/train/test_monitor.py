@@ -57,6 +57,11 @@ def test_a_step_that_changed_no_weight_is_told_as_such(tmp_path: Path, capsys: p
     )
 
 
+def test_a_step_in_which_no_label_counts_is_told_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    monitor(tmp_path).step({name: value for name, value in numbers(1).items() if name != "loss"}, 0.5)
+    assert capsys.readouterr().out.startswith("step   1/100  no label counts  lr 1.00e-01  grad 1.00  ")
+
+
 def test_gradients_of_zero_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monitor(tmp_path).step({**numbers(1), "grad_norm": 0.0}, 0.5)
     assert "  grad 0.00  " in capsys.readouterr().out

@@ -201,7 +201,7 @@ def test_a_batch_without_a_single_label_only_decays() -> None:
     before = tensors(state, "master")
     batches = [replace(batch, loss_mask=torch.zeros_like(batch.loss_mask)) for batch in in_microbatches(case, 0)]
     result = step(case, state, batches)
-    assert (result.loss, result.grad_norm, result.counts[0]) == (0.0, 0.0, 0)
+    assert (result.loss, result.losses, result.grad_norm, result.counts) == (None, (None,), 0.0, (0,))
     shrunk = 1 - result.learning_rate * config.optim.weight_decay
     for name, weight in tensors(state, "master").items():
         expected = before[name] * (shrunk if weight.ndim == 2 else 1.0)

@@ -20,7 +20,7 @@ from colonnade.train.best import evaluations_since_best, none_better
 from colonnade.train.change import Change, Expected, ahead, by_step
 from colonnade.train.change_requests import foreseen, returns_of
 from colonnade.train.corpus import Corpus
-from colonnade.train.held_out import check_scored
+from colonnade.train.counted_labels import check_scored
 from colonnade.train.in_force import opened_in_force
 from colonnade.train.init_from import Origin
 from colonnade.train.metadata import metadata_of

@@ -70,37 +70,43 @@ class LossWatch:
     losses: list[float] = field(default_factory=list)
     """The newest, at most `window`, without those that were signs."""
     signs: int = 0
-    """In a row, up to the last step."""
+    """In a row, up to the last step; steps without a loss do not end it."""
     windows: Windows = field(default_factory=dict)
     """Of thermometers."""
     growth_steps: int | None = None
     """That `windows` are parts of; None: there are none, or they are of before this was written."""
+    without_loss: int = 0
+    """Steps since the first of `signs`, in which no label counted."""
 
     def sees(
         self,
         policy: DivergenceConfig,
         step: int,
-        loss: float,
+        loss: float | None,
         grad_norm: float,
         *,
         skipped: bool,
         reading: Reading | None = None,
     ) -> Divergence | None:
         """The divergence that a step shows. `skipped`: its gradients overflowed (fp16), and no weight was changed.
-        `reading`: of the thermometers, where the step is measured.
+        `loss` None: no label counts. `reading`: of the thermometers, where the step is measured.
         """
-        if not (math.isfinite(loss) and (math.isfinite(grad_norm) or skipped)):
-            return Divergence(step, step - self.signs, f"has loss {loss} and gradient norm {grad_norm}")
+        first = step - self.signs - self.without_loss
+        if not ((loss is None or math.isfinite(loss)) and (math.isfinite(grad_norm) or skipped)):
+            has = "no label that counts" if loss is None else f"loss {loss}"
+            return Divergence(step, first, f"has {has} and gradient norm {grad_norm}")
+        if loss is None:
+            self.without_loss += bool(self.signs)
+            return self._growth(policy, reading)
         limit = self._limit(policy)
         if loss <= limit:
-            self.signs = 0
+            self.signs = self.without_loss = 0
             if policy.spike:
                 self.losses = [*self.losses, loss][-policy.window :]
             return self._growth(policy, reading)
         self.signs += 1
         if self.signs < policy.patience:
             return None
-        first = step - self.signs + 1
         since = f"and those since step {first} exceed" if self.signs > 1 else "exceeds"
         return Divergence(
             step, first, f"has loss {loss:.4g}, which {since} {limit:.4g} (divergence.spike = {policy.spike:g})"

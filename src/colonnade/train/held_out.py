@@ -8,18 +8,12 @@ from itertools import islice
 
 import torch
 
-from colonnade.config.numbers import counted
-from colonnade.config.schema import Config
 from colonnade.data.blended_dataset import BlendedDataset
 from colonnade.data.datasets import Dataset
-from colonnade.data.gpt_dataset import GPTDataset
 from colonnade.data.loader import evaluation_batches
-from colonnade.data.rows import Rows
-from colonnade.errors import ConfigError
 from colonnade.evaluation.perplexity import NothingScored
 from colonnade.evaluation.squad import SquadScores
-from colonnade.launch.agreement import on_all_ranks
-from colonnade.mesh.mesh import Axis, Mesh
+from colonnade.mesh.mesh import Mesh
 from colonnade.model.model import Transformer
 from colonnade.pipeline.inference import on_one_stage
 from colonnade.tasks.task import Found, Hidden
@@ -52,40 +46,6 @@ class Evaluation:
         if scores is not None:
             lines.append(f"{scores.total:,} questions: exact match {scores.exact:.2f}, F1 {scores.f1:.2f}")
         return lines
-
-
-def is_scored(config: Config, corpus: Corpus, ranks: Axis, *, step: int) -> bool:
-    """Whether there is something to measure where the run, behind `step`, evaluates: of samples of text a label that
-    counts. Every rank calls this. Reads up to the first that has one.
-    """
-    train, part = config.train, corpus.datasets.validation
-    if part is None or not isinstance(part.parts[0], GPTDataset):
-        return True
-    if not ((train.evaluation_interval and step < train.steps) or (train.evaluate_at_start and step == 0)):
-        return True
-    read = range(min(len(part), train.evaluate_samples))
-    return on_all_ranks(lambda: any(_counts(part, number) for number in read), ranks)
-
-
-def check_scored(config: Config, corpus: Corpus, ranks: Axis, *, step: int) -> None:
-    """ConfigError on all ranks unless `is_scored`; every rank calls this."""
-    if is_scored(config, corpus, ranks, step=step):
-        return
-    assert corpus.datasets.validation is not None, "it is what is read"
-    there, read = len(corpus.datasets.validation), config.train.evaluate_samples
-    more = "Set train.evaluate_samples higher, or give" if read < there else "Give"
-    raise ConfigError(
-        f"no label counts in the first {min(there, read):,} of {counted(there, 'validation sample')}, which an "
-        f"evaluation reads: there would be nothing to measure. {more} validation other text (data.validation, "
-        "data.split), or leave evaluations out: train.evaluate_every = 0 and evaluate_at_start = false."
-    )
-
-
-def _counts(part: Dataset, number: int) -> bool:
-    """Whether a sample of text has a label that counts."""
-    rows = part.rows([number])
-    assert isinstance(rows, Rows), "samples of text"
-    return bool(rows.counted.any())
 
 
 def evaluate_part(

@@ -29,7 +29,7 @@ from colonnade.train.change_requests import (
     write_decided,
 )
 from colonnade.train.corpus import Corpus, open_together
-from colonnade.train.held_out import check_scored, is_scored
+from colonnade.train.counted_labels import check_scored, is_scored
 from colonnade.train.monitor import Monitor
 from colonnade.train.reference import attach_stored
 from colonnade.train.rollback import Rollback

@@ -35,8 +35,9 @@ from colonnade.train.beginning import Course, beginning_of, course_of
 from colonnade.train.best import LOSS, evaluations_since_best, none_better
 from colonnade.train.change import as_it_began
 from colonnade.train.corpus import Corpus, check_evaluations, open_together
+from colonnade.train.counted_labels import check_labels
 from colonnade.train.divergence import Diverged
-from colonnade.train.held_out import Evaluation, check_scored, evaluate_part
+from colonnade.train.held_out import Evaluation, evaluate_part
 from colonnade.train.in_force import InForce
 from colonnade.train.interrupt import STOPPED, Interrupt, Request
 from colonnade.train.memory_copies import MemoryCopies
@@ -129,7 +130,7 @@ def main(
             drawn, products = begins(config, mesh.world), decision.products
             if drawn:
                 check_evaluations(config, corpus.datasets)
-                check_scored(config, corpus, mesh.world, step=0)
+                check_labels(config, corpus, mesh.world)
             has_base = config.lora.rank > 0 and config.train.init_from is not None
             origin = init_from.opened(config, corpus, mesh.world, begins=drawn) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
@@ -268,7 +269,7 @@ def _train(run: Run, state: TrainState, interrupt: Interrupt, repair: Repair) ->
         run.copies.say_recovered(state.step)
         if stop and not last:
             run.checkpoints.wait()
-            monitor.event(STOPPED, step=state.step, loss=metrics["loss"])
+            monitor.event(STOPPED, step=state.step, loss=metrics.get("loss"))
             monitor.say(
                 f"{after_ctrl_c(interrupt)}Stopped after step {state.step}{interrupt.reason}; everything is saved. "
                 "Run the same command again to go on from here."
@@ -337,8 +338,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     _check_not_diverged(run, state, result)
     metrics: dict[str, float | int] = {
         "step": state.step,
-        "loss": result.loss,
-        **_each_loss(state, result),
+        **_losses(state, result),
         "learning_rate": result.learning_rate,
         **({} if result.skipped else {"grad_norm": result.grad_norm}),
         "tokens": state.samples * curriculum.unit * config.model.sequences,
@@ -357,10 +357,11 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
     return metrics
 
 
-def _each_loss(state: TrainState, result: StepResult) -> dict[str, float]:
-    """Of a task with several losses, each by its name."""
+def _losses(state: TrainState, result: StepResult) -> dict[str, float]:
+    """The loss and, of a task with several, each by its name; without those in which nothing counts."""
     names = state.model.architecture.losses
-    return {f"{name}_loss": loss for name, loss in zip(names, result.losses, strict=True)} if len(names) > 1 else {}
+    each = {f"{name}_loss": loss for name, loss in zip(names, result.losses, strict=True)} if len(names) > 1 else {}
+    return {name: loss for name, loss in {"loss": result.loss, **each}.items() if loss is not None}
 
 
 def _check_not_diverged(run: Run, state: TrainState, result: StepResult) -> None:

@@ -96,6 +96,7 @@ class WatchMetadata(BaseModel):
     signs: Count
     windows: dict[str, list[tuple[Count, Annotated[float, Field(allow_inf_nan=False)]]]] = {}
     growth_steps: Count | None = None
+    without_loss: Count = 0
 
 
 class RunMetadata(BaseModel):

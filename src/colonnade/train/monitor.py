@@ -1,9 +1,9 @@
 """What a run tells while it goes on: progress lines, metrics.jsonl, thermometers.jsonl, events.jsonl, trackers.
 
 Rank 0 writes; every other rank has a `Monitor` that does nothing. metrics.jsonl has one object a step,
-thermometers.jsonl one a measured step; a step that fp16 skipped has no gradient norm. A resumed run first cuts off what
-lies after its checkpoint, and of a step that is written twice keeps what was written last, so that a file is what an
-uninterrupted run would have written (but for times).
+thermometers.jsonl one a measured step; a step that fp16 skipped has no gradient norm, and one in which no label counts
+no loss. A resumed run first cuts off what lies after its checkpoint, and of a step that is written twice keeps what was
+written last, so that a file is what an uninterrupted run would have written (but for times).
 """
 
 import json
@@ -182,7 +182,7 @@ class Monitor:
         width = len(str(self._steps))
         parts = [
             f"step {line['step']:>{width}}/{self._steps}",
-            f"loss {line['loss']:.4f}",
+            f"loss {line['loss']:.4f}" if "loss" in line else "no label counts",
             f"lr {line['learning_rate']:.2e}",
             _update(line),
             f"{self._tokens_per_step / pace:,.0f} tokens/s",

@@ -27,13 +27,14 @@ DATA, GRADIENTS, OPTIMIZER = "data", "gradients", "optimizer"
 class StepResult:
     """What a step tells, equal on all ranks."""
 
-    loss: float
-    """The sum of `losses`."""
+    loss: float | None
+    """The sum of `losses`; None where one of them is."""
     grad_norm: float
     """Before clipping."""
     learning_rate: float
-    losses: tuple[float, ...]
-    """Each the mean over what counts in it in the global batch, in the order of the architecture's `Unit.losses`."""
+    losses: tuple[float | None, ...]
+    """Each the mean over what counts in it in the global batch, in the order of the architecture's `Unit.losses`; None
+    where nothing does."""
     counts: tuple[int, ...]
     """How much counted in each loss; of a language model, labels."""
     loss_scale: float
@@ -77,10 +78,12 @@ def train_step(
     before_update()
     with mesh.ledger.part(OPTIMIZER):
         rate, skipped = update_(state, norm, mesh, train)
-    means = tuple(all_reduce(all_reduce(losses, mesh.reduce), mesh.pp).tolist())  # only the last stage has any
+    means = all_reduce(all_reduce(losses, mesh.reduce), mesh.pp).tolist()  # only the last stage has any
     mesh.ledger.rest()
     reading = state.thermometers.finish(mesh)
-    return StepResult(sum(means), float(norm), rate, means, tuple(map(int, counts.tolist())), scale, skipped, reading)
+    each = tuple(mean if count > 0 else None for mean, count in zip(means, counts.tolist(), strict=True))
+    total = None if None in each else sum(means)
+    return StepResult(total, float(norm), rate, each, tuple(map(int, counts.tolist())), scale, skipped, reading)
 
 
 def update_(state: TrainState, norm: Tensor, mesh: Mesh, train: TrainConfig) -> tuple[float, bool]:

@@ -65,7 +65,8 @@ def _run(config: Config, corpus: Corpus, mesh: Mesh, device: torch.device, steps
     for step in range(1, steps + 1):
         mesh.ledger.begin_step(step)
         result = _step(state, config, corpus, mesh, device)
-        yield from _scalars(step, {"loss": result.loss, "overflow": float(result.skipped)})
+        loss = {} if result.loss is None else {"loss": result.loss}
+        yield from _scalars(step, {**loss, "overflow": float(result.skipped)})
         yield from sorted(seen.taken(step, result.loss_scale), key=lambda shard: order[shard.number.name])
         yield from _scalars(step, {} if result.skipped else {"gradient norm": result.grad_norm})
     yield from _boxes("weight", steps, state.buckets, [bucket.master for bucket in state.buckets])
