@@ -8481,6 +8481,13 @@ MUTATIONS = [
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
+        "a checkpoint that was put back behind a rollback is deleted",
+        "train/rollbacks.py",
+        "    if last.id in ids_told(run):\n",
+        "    if False:\n",
+        ("tests/train/test_rollbacks.py",),
+    ),
+    Mutation(
         "behind a return by hand the copies in memory still count",
         "train/rollbacks.py",
         "    (run / COPIES).unlink(missing_ok=True)\n",
@@ -10359,8 +10366,8 @@ MUTATIONS = [
     Mutation(
         "the second rollback of a run that was killed in it is not finished",
         "train/rollbacks.py",
-        "recorded[-1] not in newest.rollbacks",
-        "recorded[0] not in newest.rollbacks",
+        "or last in newest.rollbacks:",
+        "or recorded[0] in newest.rollbacks:",
         ("tests/train/test_rollbacks.py",),
     ),
     Mutation(

@@ -214,13 +214,28 @@ def test_a_change_that_asks_for_more_data_than_there_are_keeps_no_run_from_retur
 
 
 @pytest.mark.parametrize(("to", "left"), [(4, [2, 4]), (6, [2, 4, 6])])
-def test_a_return_that_was_killed_takes_away_what_is_behind_its_step_alone(run: Path, to: int, left: list[int]) -> None:
+def test_a_return_that_was_killed_takes_away_what_is_behind_its_step_alone(
+    run: Path, to: int, left: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_event(run, "rolled back", **Rollback(to=2, id="another").model_dump())
     rollbacks.write(run, [Rollback(to=to, skip=1, id="it")])
     rollbacks.finish(run)
+    said = "The rollback to step 4 is finished: the checkpoints of steps 6 are deleted.\n"
+    assert capsys.readouterr().out == said * (to == 4)
     assert saved_steps(run) == left and json.loads((run / ROLLBACKS).read_text())[0]["to"] == to
     (run / ROLLBACKS).unlink()
     rollbacks.finish(run)
     assert saved_steps(run) == left
+
+
+def test_a_checkpoint_that_was_put_back_behind_a_return_is_not_deleted(run: Path) -> None:
+    """Of the course before: whoever starts the run says which one goes on."""
+    rollback, _ = rollbacks.by_hand(run, 4, RollbackOptions())
+    rollbacks.finish(run)
+    (run / "checkpoints" / "step_00000006").mkdir()
+    with pytest.raises(CheckpointError, match=r"step_00000006 is of the course .* its rollback to step 4, and came"):
+        rollbacks.finish(run)
+    assert saved_steps(run) == [2, 4, 6] and rollbacks.read(run) == [rollback]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from colonnade.train.monitor import EVENTS, Monitor, set_aside, write_event
 from colonnade.train.not_removed import by_line
 from colonnade.train.rollback import LIST, Rollback, in_force, read, write
 from colonnade.train.rollback_options import RollbackOptions
-from colonnade.train.run_folder import COPIES, checkpoints
+from colonnade.train.run_folder import COPIES, ROLLBACKS, checkpoints
 from colonnade.train.state import TrainState, learning_rate_of
 
 _CHANGES = TypeAdapter(list[Change])
@@ -73,14 +73,26 @@ def finish(run: Path) -> None:
     """Do the rest of a rollback that was killed: take away the checkpoints behind the one that it returned to. Where
     that one is not there, the run has gone on since, perhaps from an older one. Where none behind it can be read,
     they stay for whoever sets aside what is damaged.
+
+    CheckpointError where events tell that the rollback was done: somebody has put such a checkpoint there since.
     """
     recorded = read(run)
     saved = checkpoints_in(checkpoints(run)) if recorded else {}
     if not saved or recorded[-1].to not in saved:
         return
-    newest = _newest_readable(path for step, path in saved.items() if step > recorded[-1].to)
-    if newest is not None and recorded[-1] not in newest.rollbacks:
-        discard_after(checkpoints(run), recorded[-1].to, by_line(run))
+    last, later = recorded[-1], [step for step in saved if step > recorded[-1].to]
+    newest = _newest_readable(saved[step] for step in later)
+    if newest is None or last in newest.rollbacks:
+        return
+    if last.id in ids_told(run):
+        raise CheckpointError(
+            f"{saved[newest.step]} is of the course that the run has left by its rollback to step {last.to}, and came "
+            f"there since. To go on from it, remove the last entry of {run / ROLLBACKS}; to go on behind the rollback, "
+            f"move it out of {checkpoints(run)}."
+        )
+    discard_after(checkpoints(run), last.to, by_line(run))
+    gone = ", ".join(map(str, later))
+    print(f"The rollback to step {last.to} is finished: the checkpoints of steps {gone} are deleted.", flush=True)
 
 
 def _newest_readable(saved: Iterable[Path]) -> RunMetadata | None:
