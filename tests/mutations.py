@@ -8488,6 +8488,13 @@ MUTATIONS = [
         ("tests/train/test_rollbacks.py",),
     ),
     Mutation(
+        "a place that was lost once is on probation as long as the run lasts",
+        "train/restarts.py",
+        "            self._trust()\n",
+        "",
+        ("tests/train/test_restarts.py",),
+    ),
+    Mutation(
         "behind a return by hand the copies in memory still count",
         "train/rollbacks.py",
         "    (run / COPIES).unlink(missing_ok=True)\n",

@@ -316,6 +316,27 @@ def test_a_place_that_is_lost_again_at_once_is_tried_half_as_often(fake: Any) ->
     assert status == 0 and made.recalls == [None, None, 100.0, None, None, 100.0]
 
 
+def test_a_place_that_has_held_up_is_as_another_again(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next failure, much later, is a first one; and left out again, it is tried as soon as at first."""
+    now = [0.0]
+    monkeypatch.setattr(restarts.time, "monotonic", lambda: now[0])
+
+    def later(seconds: float, end: Callable[[Path], Ended]) -> Callable[[Path], Ended]:
+        def make(run: Path) -> Ended:
+            now[0] += seconds
+            return end(run)
+
+        return make
+
+    def recalled(saved: int) -> Callable[[Path], Ended]:
+        return later(1000, after(Ended(UNFINISHED, 0, None), saved))
+
+    ends = [after(killed(3), 10), after(killed(3), 10), recalled(20), later(99, after(killed(3), 30)), recalled(40)]
+    ends += [later(200, after(killed(3), 50)), after(killed(3), 50), recalled(60)]
+    status, made = fake(*ends, after(DONE, 70), keys=["restarts.return_after=100"])
+    assert status == 0 and made.recalls == [None, None, 100.0, None, 200.0, None, None, 100.0, None]
+
+
 def test_who_is_asked_to_leave_after_a_recall_is_not_recalled_again(fake: Any) -> None:
     """The whole layout is at work by then: it is the user's own `leave`, and ends the run."""
 

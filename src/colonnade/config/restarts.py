@@ -26,7 +26,7 @@ class RestartsConfig(Section):
     is left."""
     return_after: Positive = 1800.0
     """[seconds] With fewer ranks, the run saves after so long and tries its whole layout again; after twice as long
-    each time that this fails."""
+    each time that this fails, until it has held up for as long."""
     one_rank: bool = False
     """A run of one rank has a supervisor too, which restarts it, and so runs in a process of its own. Points of a sweep
     always have one."""

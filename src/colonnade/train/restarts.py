@@ -84,8 +84,10 @@ class Restarts:
     lost: frozenset[int] = frozenset()
     """Places that are not used."""
     once_lost: frozenset[int] = frozenset()
-    """Places that were lost before: one more failure loses them again."""
+    """Places that were lost before: one more failure loses them again, until they have held up."""
     return_after: float = 0.0
+    tried_since: float = 0.0
+    """When they were last given ranks again."""
     on_gpus: bool = False
     """Whether the run has begun on GPUs."""
     memory: Path | None = None
@@ -128,6 +130,7 @@ class Restarts:
                 signal.raise_signal(number)
             attempt = self._attempt(ended, places, oom_kills)
             self.attempts.append(attempt)
+            self._trust()
             one_left = self.config.parallel.num_ranks - len(self.lost) == 1
             wait = self._disk_wait()
             decision = decide(self.config.restarts, self.attempts, self.once_lost, one_left=one_left, disk_wait=wait)
@@ -288,10 +291,16 @@ class Restarts:
             self.retries.saved()
         return None if last.kind != Kind.DISK or self.retries.is_over else self.retries.failed()
 
+    def _trust(self) -> None:
+        """Places that have held up for as long as they were left out are as others again."""
+        if self.once_lost and not self.lost and time.monotonic() - self.tried_since >= self.return_after:
+            self.once_lost, self.return_after = frozenset(), self.config.restarts.return_after
+
     def _lose(self, decision: Decision) -> None:
         """Places that come and go."""
         if self.attempts[-1].kind == Kind.RECALLED:
             self.once_lost, self.lost = self.once_lost | self.lost, frozenset()
+            self.tried_since = time.monotonic()
         if decision.lost is not None:
             if decision.lost in self.once_lost:
                 self.return_after *= 2
