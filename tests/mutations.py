@@ -8495,6 +8495,13 @@ MUTATIONS = [
         ("tests/train/test_restarts.py",),
     ),
     Mutation(
+        "that a tracker fails is told once in the life of a run",
+        "train/tracking.py",
+        "            self._tell_works()\n",
+        "            pass\n",
+        (TRACKING,),
+    ),
+    Mutation(
         "behind a return by hand the copies in memory still count",
         "train/rollbacks.py",
         "    (run / COPIES).unlink(missing_ok=True)\n",

@@ -173,7 +173,24 @@ def test_what_was_lost_before_a_rollback_is_counted_with_what_is_lost_behind_it_
         feed.begin(step)
         feed.numbers(step, {})
         feed.close(20)
-    assert [line.partition(" entries")[0] for line in said[1:]] == ["Recorded has not got 1", "Recorded has not got 2"]
+    assert [line.partition(" entr")[0] for line in said[1:]] == [
+        "Recorded has not got 1", "Recorded works again, without 1", "Recorded has not got 2"
+    ]  # fmt: skip
+
+
+def test_a_tracker_that_fails_again_after_it_has_worked_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once an hour at most; one that goes on failing is told then."""
+    tracker, said, now = Recorded(), list[str](), [0.0]
+    feed = Feed(tracker, said.append)
+    feed._is_open = True
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for minutes, fails in ((0, 1), (1, 1), (2, 0), (3, 1), (59, 1), (60, 1), (61, 1), (62, 0)):
+        now[0] = 60.0 * minutes
+        tracker.fails = {"numbers"} if fails else set()
+        feed._try(lambda: tracker.numbers(1, {}), 1)
+    told = ["ConnectionError", "works again, without 2 entries", "ConnectionError", "works again, without 2 entries"]
+    assert len(said) == len(told) and all(words in line for words, line in zip(told, said, strict=True))
+    assert feed.dropped == 6
 
 
 def test_what_a_tracker_raises_is_said_once_without_credentials_and_it_is_tried_again() -> None:
@@ -186,9 +203,10 @@ def test_what_a_tracker_raises_is_said_once_without_credentials_and_it_is_tried_
     feed.event(2, "saved", "")
     feed.close(10)
     assert tracker.calls == [("open", 1), ("event", 2, "saved", ""), ("close",)]
-    assert len(said) == 2 and said[0].startswith("Recorded: ConnectionError: no route to https://")
+    assert len(said) == 3 and said[0].startswith("Recorded: ConnectionError: no route to https://")
     assert "secret" not in said[0] and "second line" not in said[0]
-    assert said[1].startswith("Recorded has not got 2 entries")
+    assert said[1].startswith("Recorded works again, without 2 entries")
+    assert said[2].startswith("Recorded has not got 2 entries")
 
 
 def test_one_that_cannot_be_opened_loses_its_numbers_alone() -> None:
@@ -220,7 +238,9 @@ def test_one_that_can_be_opened_later_gets_what_comes_from_then_on(monkeypatch: 
         now[0] = 1000.0 + seconds
         feed._try(lambda step=step: tracker.numbers(step, {}), 1)  # type: ignore[misc]
     assert tries == [1, 1] and tracker.calls == [("open", 1), ("numbers", 3, {}), ("numbers", 4, {})]
-    assert feed.dropped == 2 and len(said) == 1
+    assert feed.dropped == 2 and said[1:] == [
+        "Recorded works again, without 2 entries, which metrics.jsonl and events.jsonl have."
+    ]
 
 
 @pytest.mark.parametrize(

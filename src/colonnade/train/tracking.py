@@ -3,22 +3,26 @@
     step ─▶ put ─▶ queue of bounded length ─▶ thread ─▶ TensorBoard, Weights & Biases, MLflow, Prometheus
 
 metrics.jsonl has every number, whatever happens here. Where a tracker is slow or cannot be reached, the queue fills and
-what does not fit is counted and said. A tracker that fails is told once, tried again with each number, and never ends
-a run.
+what does not fit is counted and said. A tracker that fails is told, once until it has worked again, tried again with
+each number, and never ends a run.
 """
 
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from colonnade.config.numbers import counted
 from colonnade.errors import without_credentials
 
 LONGEST = 10_000
 """Entries that wait for a tracker."""
 PAUSE = 5.0
 """[seconds] Between two tries to open a tracker that could not be reached."""
+QUIET = 3600.0
+"""[seconds] From a failure that is told to the next one that is: a tracker may fail and work in turn."""
 Numbers = Mapping[str, float | int]
 Entries = queue.Queue[Callable[[], None] | None]
 
@@ -52,7 +56,9 @@ class Feed:
         self._longest = longest
         self._queue: Entries = queue.Queue(longest)
         self._stop = threading.Event()
-        self._is_open, self._told, self._try_after = False, False, 0.0
+        self._is_open, self._try_after = False, 0.0
+        self._told, self._told_at, self._dropped_before = False, -math.inf, 0
+        """Whether it was told that it fails, when that was told last, and what was dropped by then."""
         self._thread: threading.Thread | None = None
         self._last: threading.Thread | None = None
         """The last that was begun, which may not have ended yet."""
@@ -122,17 +128,31 @@ class Feed:
         if not self._is_open and time.monotonic() >= self._try_after:
             self._is_open = self._guarded(lambda: self._tracker.open(first))
             self._try_after = time.monotonic() + PAUSE
-        if not self._is_open or not self._guarded(entry):
+        if self._is_open and self._guarded(entry):
+            self._tell_works()
+        else:
             self.dropped += 1
 
     def _guarded(self, call: Callable[[], None]) -> bool:
-        """Whether a call of the tracker's has gone well. Whatever it raises is told once: training goes on."""
+        """Whether a call of the tracker's has gone well. What it raises is told, once until it works again: training
+        goes on.
+        """
         try:
             call()
         except Exception as error:  # noqa: BLE001  any program's any error
-            if not self._told:
-                self._told = True
-                text = without_credentials(str(error)).partition("\n")[0][:200]
-                self._say(f"{self._tracker.name}: {type(error).__name__}: {text}. The run goes on, and tries again.")
+            self._tell_fails(error)
             return False
         return True
+
+    def _tell_fails(self, error: Exception) -> None:
+        now = time.monotonic()
+        if not self._told and now - self._told_at >= QUIET:
+            self._told, self._told_at, self._dropped_before = True, now, self.dropped
+            text = without_credentials(str(error)).partition("\n")[0][:200]
+            self._say(f"{self._tracker.name}: {type(error).__name__}: {text}. The run goes on, and tries again.")
+
+    def _tell_works(self) -> None:
+        if self._told:
+            lost = counted(self.dropped - self._dropped_before, "entry", "entries")
+            self._say(f"{self._tracker.name} works again, without {lost}, which metrics.jsonl and events.jsonl have.")
+        self._told = False
