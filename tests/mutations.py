@@ -11479,6 +11479,20 @@ MUTATIONS = [
         "        return None\n",
         ("tests/train/test_counted_labels.py",),
     ),
+    Mutation(
+        "verify holds a gradient of rounding alone against itself",
+        "verify/compare.py",
+        "scale = max(largest, floor) if math.isfinite(largest) else largest",
+        "scale = largest",
+        ("tests/verify/test_compare.py",),
+    ),
+    Mutation(
+        "verify allows all gradients what the largest may be off by",
+        "verify/compare.py",
+        "FLOOR = 1e-3",
+        "FLOOR = 1.0",
+        ("tests/verify/test_compare.py",),
+    ),
 ]
 
 

@@ -105,6 +105,35 @@ def test_what_should_be_zero() -> None:
     assert not judged({"a": [0.0, 0.0]}, [shard("a", [0.0, 1e-300])]).ok
 
 
+@pytest.mark.parametrize(
+    ("what", "step", "floor"),
+    [
+        ("weight", 0, 0.0),
+        ("gradient", 1, 2e-3),
+        ("gradient", 2, 5e-3),
+        ("optimizer exp_avg", 2, 5e-3),
+        ("optimizer exp_avg_sq", 2, 1e-10 * 5e-3**2),
+        ("weight", 2, 30.0 * 7e-3),
+        ("parameter", 2, 30.0 * 7e-3),
+        ("loss", 2, 0.0),
+        ("gradient norm", 2, 0.0),
+    ],
+)
+def test_what_is_next_to_nothing_is_held_against_the_largest_gradient(what: str, step: int, floor: float) -> None:
+    """Of 2 in step 1 and of 5 in step 2; a weight moves by 30 times a gradient at most."""
+    largest = {number("a", step=1): torch.tensor([0.5, -2.0]), number("a", step=2): torch.tensor([5.0, 0.0])}
+    about, nothing = number("b", what, step), torch.tensor([1e-17, 0.0], dtype=torch.float64)
+    off = LocalShard(about, (2,), (0,), nothing + torch.tensor([0.0, 1e-16], dtype=torch.float64))
+    far = compare({**largest, about: nothing}, [[off]], 30.0).furthest[about]
+    assert far.distance == pytest.approx(1e-16 / max(floor, 1e-17), rel=1e-6)
+
+
+def test_a_gradient_is_not_hidden_behind_the_largest() -> None:
+    """Where it is a billionth of it, and wrong by a thousandth."""
+    told = judged({"a": [1.0, 0.0], "b": [1e-9, 0.0]}, [shard("a", [1.0, 0.0]), shard("b", [1.001e-9, 0.0])])
+    assert not told.ok and told.first_difference is not None and told.first_difference.startswith("gradient of b ")
+
+
 def test_scalars_and_empty_boxes() -> None:
     loss = LocalShard(Number("loss", "", 1), (), (), torch.tensor(2.0))
     assert distance(loss, torch.tensor(4.0), 3) == Far(0.5, 3, ())

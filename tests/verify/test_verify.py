@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from colonnade.verify.compare import Number
 from colonnade.verify.trace import SeenGradients, file_of
 from tests.commands import colonnade, here, start
 from tests.parity.runs import CPU, SERIAL, Case, configured
+from tests.tasks import examples, questions
 
 Verdicts = Callable[..., dict[str, Any]]
 Broken = Callable[[int], None]
@@ -40,14 +42,16 @@ def sound(rank: int) -> None:
 def verdict(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verdicts:
     """`verify --json` on forked ranks; `broken(rank)` is called in those of a layout that is not serial."""
 
-    def run(*arguments: str, broken: Broken = sound, status: int = 0, steps: int = 2) -> dict[str, Any]:
+    def run(
+        *arguments: str, broken: Broken = sound, status: int = 0, steps: int = 2, file: Path = config
+    ) -> dict[str, Any]:
         def run_ranks(num_ranks: int, command: list[str]) -> int:
             first = broken if num_ranks > 1 else sound
             answers = start(*command[3:], num_ranks=num_ranks, first=first).answers()
             return max(abs(answer.status) for answer in answers)
 
         monkeypatch.setattr(launch, "run_ranks", run_ranks)
-        words = ["colonnade", "verify", str(config), *arguments, "--json", "--steps", str(steps)]
+        words = ["colonnade", "verify", str(file), *arguments, "--json", "--steps", str(steps)]
         monkeypatch.setattr("sys.argv", words)
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -68,6 +72,33 @@ def test_layouts_that_are_the_serial_run(verdict: Verdicts) -> None:
     told = verdict("--layout", layouts[0], "--layout", layouts[1])
     assert [each["layout"] for each in told["layouts"]] == layouts
     assert (told["steps"], told["precision"], told["shrunk"], told["left_out"]) == (2, "fp64", {}, [])
+
+
+@pytest.fixture(params=["head.classifier.bias", "head.spans.bias"])
+def of_a_choice(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
+    """A run that chooses among texts or places, and the bias that all of them have in common."""
+    if request.param == "head.spans.bias":
+        return questions.write_config(questions.write_questions(tmp_path / "text"), tmp_path / "own"), request.param
+    text = examples.write_examples(tmp_path / "text", ["race"])
+    return examples.write_config(text, "race", tmp_path / "own"), request.param
+
+
+@pytest.mark.one_in(2)
+def test_a_gradient_of_rounding_alone_is_no_difference(of_a_choice: tuple[Path, str], verdict: Verdicts) -> None:
+    file, _ = of_a_choice
+    told = verdict("--layout", "tp=2", "--layout", "micro_batch_size=1", file=file)
+    assert [each["ok"] for each in told["layouts"]] == [True, True], told
+
+
+@pytest.mark.one_in(2)
+def test_a_gradient_that_should_be_rounding_alone_and_is_more_is_found(
+    of_a_choice: tuple[Path, str], verdict: Verdicts
+) -> None:
+    """A millionth of what AdamW divides by: it moves the weight by a millionth of its learning rate."""
+    file, name = of_a_choice
+    broken = partial(added_on_rank_1, name, 1e-12)
+    (told,) = verdict("--layout", "tp=2", broken=broken, status=1, steps=1, file=file)["layouts"]
+    assert told["first_difference"].startswith(f"gradient of {name} in step 1 by "), told
 
 
 @pytest.mark.slow
@@ -141,15 +172,20 @@ def no_sum_of_replicated_weights(rank: int) -> None:
 
 
 def one_wrong_gradient_on_rank_1(rank: int) -> None:
+    added_on_rank_1("blocks.0.mlp.up.weight", 0.5, rank, element=3)
+
+
+def added_on_rank_1(weight: str, difference: float, rank: int, *, element: int = 0) -> None:
+    """To an element of this rank's part of a gradient."""
     from colonnade.data_parallel.buckets import Bucket
 
     finish = Bucket.finish_reduction
 
     def wrong(self: Bucket) -> None:
         finish(self)
-        if rank == 1 and self.name == "blocks.0":
-            name = {param.placement.name: param for param in self.ranges}["mlp.up.weight"]
-            self.reduced[name.start + 3] += 0.5
+        for param in self.ranges:
+            if rank == 1 and f"{self.name}.{param.placement.name}" == weight:
+                self.reduced[param.start + element] += difference
 
     Bucket.finish_reduction = wrong  # type: ignore[method-assign]
 

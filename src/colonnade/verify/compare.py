@@ -1,8 +1,8 @@
 """Two runs, number against number. Pure: what the ranks wrote down in, a verdict out.
 
 Every box of every rank is held against the same box of the serial run's tensor. The distance of two numbers is that of
-their elements that are furthest apart, relative to the largest element of the serial run's tensor; NaN is
-infinitely far from everything. Of each tensor every element must be on some rank.
+their elements that are furthest apart, relative to the largest element of the serial run's tensor, or to its `Floor`;
+NaN is infinitely far from everything. Of each tensor every element must be on some rank.
 """
 
 import math
@@ -17,6 +17,11 @@ from colonnade.mesh.layout import Layout
 
 TOLERANCE = 1e-10
 """fp64: how far numbers may be apart that were added up in another order. Seen in tests: 1e-11 at most."""
+FLOOR = 1e-3
+"""Of a step's largest gradient. No gradient is held against less: it is a sum whose terms may cancel out, and what is
+left then is their rounding, 1e-16 of them. So the bias that all choices of a softmax have in common has a gradient
+of 0, or of 1e-17. With `TOLERANCE` it may be off by 1e-13 of the largest gradient. What a wrong sum does, 1e-3 of a
+tensor, is seen down to tensors of 1e-10 of it."""
 UNIT = {"fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-12}
 """Of one rounding: the largest relative error in fp32, half of it in 16 bits."""
 TIMES = 4.0
@@ -64,7 +69,7 @@ class Far(NamedTuple):
     """Where a rank's shard is furthest from the serial run's."""
 
     distance: float
-    """Relative to the whole tensor's largest element; infinite where one of the two is NaN."""
+    """Relative to the whole tensor's largest element, or its floor; infinite where one of the two is NaN."""
     rank: int
     element: tuple[int, ...]
     """Of the whole tensor."""
@@ -92,8 +97,44 @@ def of_serial_run(shards: Iterable[LocalShard]) -> dict[Number, Tensor]:
     return {shard.number: shard.values for shard in shards}
 
 
-def compare(serial: Mapping[Number, Tensor], ranks: Iterable[Sequence[LocalShard]]) -> Comparison:
-    """Hold every shard of every rank against the serial run."""
+class Floor:
+    """What the distance of a number is relative to where that is more than its tensor's largest element.
+
+    gradient                 a = FLOOR · the largest element of any gradient of its step
+    optimizer exp_avg        a mean of such: the largest a
+    optimizer exp_avg_sq     TOLERANCE · a²: the square of what a gradient may be off by, TOLERANCE · a
+    weight, parameter        a · per_gradient, added up over the steps
+    """
+
+    def __init__(self, serial: Mapping[Number, Tensor], per_gradient: float) -> None:
+        """`per_gradient`: how far a step moves a weight at most, in units of its gradient."""
+        self._of_step: dict[int, float] = {}
+        for number, values in serial.items():
+            if number.what == "gradient" and values.numel():
+                largest = FLOOR * float(values.double().abs().max())
+                self._of_step[number.step] = max(self._of_step.get(number.step, 0.0), largest)
+        self._per_gradient = per_gradient
+
+    def __call__(self, number: Number) -> float:
+        """In the number's own units; 0 where there is none: losses, norms, initial weights."""
+        so_far = [floor for step, floor in self._of_step.items() if step <= number.step]
+        match number.what:
+            case "gradient":
+                return self._of_step[number.step]
+            case "optimizer exp_avg":
+                return max(so_far, default=0.0)
+            case "optimizer exp_avg_sq":
+                return TOLERANCE * max(so_far, default=0.0) ** 2
+            case "weight" | "parameter":
+                return self._per_gradient * sum(so_far)
+        return 0.0
+
+
+def compare(
+    serial: Mapping[Number, Tensor], ranks: Iterable[Sequence[LocalShard]], per_gradient: float = 0.0
+) -> Comparison:
+    """Hold every shard of every rank against the serial run. `per_gradient`: see `Floor`."""
+    floor = Floor(serial, per_gradient)
     furthest: dict[Number, Far] = {}
     seen = {number: torch.zeros(values.shape, dtype=torch.bool) for number, values in serial.items()}
     unknown: list[Number] = []
@@ -103,14 +144,14 @@ def compare(serial: Mapping[Number, Tensor], ranks: Iterable[Sequence[LocalShard
                 unknown.append(shard.number)
                 continue
             seen[shard.number][_window(shard)] = True
-            far = distance(shard, serial[shard.number], rank)
+            far = distance(shard, serial[shard.number], rank, floor(shard.number))
             furthest[shard.number] = max(furthest.get(shard.number, far), far, key=lambda each: each.distance)
     missing = {number: int((~mask).sum()) for number, mask in seen.items() if not bool(mask.all())}
     nothing = Far(0.0, 0, ())
     return Comparison({number: furthest.get(number, nothing) for number in serial}, missing, unknown)
 
 
-def distance(shard: LocalShard, serial: Tensor, rank: int) -> Far:
+def distance(shard: LocalShard, serial: Tensor, rank: int, floor: float = 0.0) -> Far:
     """Where a shard is furthest from the serial run's tensor."""
     if shard.values.numel() == 0:
         return Far(0.0, rank, shard.offsets)
@@ -118,7 +159,9 @@ def distance(shard: LocalShard, serial: Tensor, rank: int) -> Far:
     flat = int(apart.argmax())
     inside = torch.unravel_index(torch.tensor(flat), apart.shape) if apart.ndim else ()
     element = tuple(at + int(i) for at, i in zip(shard.offsets, inside, strict=True))
-    return Far(_relative(float(apart.flatten()[flat]), float(serial.double().abs().max())), rank, element)
+    largest = float(serial.double().abs().max())
+    scale = max(largest, floor) if math.isfinite(largest) else largest
+    return Far(_relative(float(apart.flatten()[flat]), scale), rank, element)
 
 
 def _relative(apart: float, scale: float) -> float:

@@ -168,12 +168,17 @@ def _yardstick(plan: Plan, steps: int, folder: Path) -> tuple[Plan, Yardstick]:
         return plan, Yardstick(exact, comparing.exact, f"up to {comparing.TOLERANCE:.0e} of a tensor's largest element")
     plan, rounded = _without_skipped_steps(plan, steps, folder)
     shards = [comparing.LocalShard(number, tuple(x.shape), (0,) * x.ndim, x) for number, x in rounded.items()]
-    own = comparing.compare(exact, [shards])
+    own = comparing.compare(exact, [shards], _per_gradient(plan.base))
     words = (
         f"up to {comparing.TIMES:g} times as far from the serial fp64 run as the serial {plan.precision} run is "
         f"(after step 1: {comparing.LATER_TIMES:g} times), and {comparing.ROUNDINGS:g} roundings"
     )
     return plan, Yardstick(exact, comparing.near(own, plan.precision), words)
+
+
+def _per_gradient(config: Config) -> float:
+    """How far a step of AdamW moves a weight at most, in units of its gradient: one divided by epsilon alone."""
+    return config.optim.learning_rate / max(config.optim.epsilon, layouts.LEAST_EPSILON)
 
 
 def _without_skipped_steps(plan: Plan, steps: int, folder: Path) -> "tuple[Plan, dict[Number, Tensor]]":
@@ -223,7 +228,8 @@ def _verdict(variant: Variant, yardstick: Yardstick, steps: int, folder: Path) -
     status = _run(variant.config, variant.layout, steps, output)
     if status != 0:
         return comparing.failed(variant.layout, layout, status)
-    found = comparing.compare(yardstick.serial, (read(output, rank) for rank in range(layout.num_ranks)))
+    ranks = (read(output, rank) for rank in range(layout.num_ranks))
+    found = comparing.compare(yardstick.serial, ranks, _per_gradient(variant.config))
     shutil.rmtree(output)
     return comparing.judge(variant.layout, layout, found, yardstick.bound)
 
