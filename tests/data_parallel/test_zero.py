@@ -185,6 +185,25 @@ def test_every_use_of_a_bucket_is_in_its_sum(zero: int) -> None:
             assert (reduced == (12.0 if name == TABLE else 6.0)).all(), name
 
 
+@pytest.mark.parametrize("left_at", UNITS)
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_step_begins_with_nothing_of_one_that_was_broken_off(zero: int, left_at: str) -> None:
+    """Neither with gradients that are there, nor with sums that are under way, which find what they send unchanged."""
+    mesh, transport = late_mesh(Layout(dp=2), 0)
+    owned = owner(mesh, zero)
+    owned.begin()
+    for unit in use(owned, UNITS[::-1], gradients=True):
+        for name in NEEDS[unit]:
+            owned.buckets[name].gradients.add_(1.0)
+        if unit == left_at:
+            break
+        owned.gradients_ready(unit, last=True)
+    back(owned, 1)
+    for name, bucket in owned.buckets.items():
+        assert (bucket.reduced == (4.0 if name == TABLE else 2.0)).all(), name
+    assert transport.under_way == []
+
+
 @pytest.mark.parametrize("zero", [2, 3])
 def test_at_most_three_units_have_whole_gradients(zero: int) -> None:
     """One that is being filled, and two that are on their way; with tied embeddings the table beside them."""

@@ -252,6 +252,19 @@ def test_after_a_split_backward_gradients_are_ready_when_the_deferred_ones_are()
         ]
 
 
+def test_a_step_begins_with_nothing_of_one_that_was_broken_off() -> None:
+    """Neither activations of micro-batches without a backward, nor weight gradients that were deferred."""
+    toy, owner, chunk = chunk_of(UNITS)
+    for each in microbatches(2):
+        chunk.forward(each.number, (), each)
+    chunk.backward(0, None, microbatches(2)[0], last=False, split=True)
+    assert toy.kept(UNITS) == {0, 1}
+    chunk.begin()
+    owner.told.clear()
+    chunk.weights(0, last=True)
+    assert toy.kept(UNITS) == set() and owner.told == []
+
+
 some_units = st.tuples(st.integers(0, 5), st.integers(0, 6)).map(lambda ends: unit_names(4)[min(ends) : max(ends)])
 
 

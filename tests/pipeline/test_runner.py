@@ -248,6 +248,34 @@ def test_micro_batches_may_differ_in_length() -> None:
         torch.testing.assert_close(gradient, gradients[name], rtol=1e-10, atol=1e-12)
 
 
+class Stopped(Exception):
+    """By somebody at the keyboard."""
+
+
+class Stopping(Toy):
+    """Stops a run before its second loss."""
+
+    def make(self, unit: str, carry: Carry, inputs: Given) -> Carry:
+        if (unit, inputs.number) == ("head", 1):
+            raise Stopped
+        return super().make(unit, carry, inputs)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_a_run_that_was_broken_off_leaves_nothing_to_the_next(schedule: str) -> None:
+    toy, owner = Stopping(2), Owner()
+    chunk = Chunk(units(toy.names), toy, owner, weight_gradients=toy.later)
+    runner = Runner(
+        chunks=[chunk], starts=["embedding"], model=toy, pp=Axis("pp"), owner=owner, schedule=schedule, device=CPU
+    )
+    with pytest.raises(Stopped):
+        runner.run(microbatches(2))
+    owner.told.clear()
+    runner.run(microbatches(1))
+    assert toy.kept(toy.names) == set()
+    assert sorted(unit for what, unit in owner.told if what == "last ready") == sorted(toy.names)
+
+
 def test_a_runner_can_run_again() -> None:
     toy, owner = Toy(2), Owner()
     chunk = Chunk(units(toy.names), toy, owner, weight_gradients=toy.later)

@@ -1,7 +1,9 @@
 """The whole step against plain torch: loss, clipping, AdamW and its schedule, and what must not change a step."""
 
 from dataclasses import replace
+from itertools import count
 from math import cos, pi
+from typing import Literal
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from tests.parity.runs import (
     Buffer,
     Case,
     configured,
+    Way,
     global_batch,
     local_ranges,
     part,
@@ -224,6 +227,41 @@ def test_positions_beyond_a_short_sample_get_no_gradient() -> None:
     _, gradients, _ = after(case, [short])
     positions = gradients["embedding.positions.weight"]
     assert positions.shape[0] == SEQ_LENGTH and positions[:5].any(-1).all() and not positions[5:].any()
+
+class BrokenOff(Exception):
+    """By somebody who runs the next step all the same."""
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_step_that_was_broken_off_leaves_nothing_to_the_next(
+    zero: Literal[0, 1, 2, 3], schedule: Literal["1f1b", "zero_bubble"], where: str
+) -> None:
+    case, way = Case(tied=False), Way(micro_batch_size=2, zero=zero, schedule=schedule)
+    config = configured(case, way)
+    state, undisturbed = (build_state(config, Mesh(), case.vocab_size, CPU) for _ in range(2))
+    losses, calls = state.model.losses, count(1)
+
+    def break_off(*_: object) -> None:
+        raise BrokenOff
+
+    def breaking_off(x: Tensor, inputs: object) -> tuple[Tensor, ...]:
+        if next(calls) == 3:
+            break_off() if where == "forward" else x.register_hook(break_off)
+        return losses(x, inputs)
+
+    for number in range(3):
+        if number == 1:
+            state.model.losses = breaking_off
+            with pytest.raises(BrokenOff):
+                train_step(state, in_microbatches(case, number), Mesh(), config.train)
+            state.model.losses = losses
+        told = [train_step(each, in_microbatches(case, number), Mesh(), config.train) for each in (state, undisturbed)]
+        assert told[0] == told[1]
+    mine, others = tensors(state, "master"), tensors(undisturbed, "master")
+    assert all(torch.equal(mine[name], other) for name, other in others.items())
+
 
 
 def test_who_is_called_before_the_update_sees_what_it_will_change() -> None:

@@ -217,10 +217,12 @@ class Bucket:
     # --- gradients ----------------------------------------------------------------------------------------------------
 
     def zero_gradients(self) -> None:
-        """Before the first micro-batch of a step."""
+        """Before the first micro-batch of a step, whatever one that was broken off has left."""
+        self.finish_reduction()
         if self.storage.zero < 2:
             self.gradients.zero_()
         else:
+            _free(self.gradients)
             self.reduced.zero_()
 
     def open_gradients(self) -> None:

@@ -98,6 +98,11 @@ class Chunk:
         every = [unit for group, again in reversed(self.groups) for unit in [*(group if again else []), *group[::-1]]]
         return [unit.name for unit in every if unit.has_backward]
 
+    def begin(self) -> None:
+        """Before the first micro-batch of a step: let go of those of a step that was broken off."""
+        self._passed.clear()
+        self._deferred.clear()
+
     def forward(self, microbatch: int, carry: Carry, inputs: Any) -> Carry:
         """What goes into the chunk -> what comes out of it, without graph: the carry, or the micro-batch's loss []."""
         self._passed[microbatch] = []

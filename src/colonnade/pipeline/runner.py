@@ -54,6 +54,8 @@ class Runner:
         Returns the sums of their losses, float64 [losses]; zeros on stages without them. Sends the carry of each
         micro-batch to the next stage and its gradients back, for every chunk.
         """
+        for chunk in self.chunks:
+            chunk.begin()
         schedules = [self._actions(stage, len(inputs)) for stage in range(self.pp.size)]
         mine = schedules[self.pp.rank]
         self.owner.expect([unit for action in mine if action.kind != "W" for unit in self._uses(action)])
