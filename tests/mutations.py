@@ -687,6 +687,13 @@ MUTATIONS = [
         (PARITY, ZERO),
     ),
     Mutation(
+        "an evaluation divides by a rounded sum",
+        "evaluation/perplexity.py",
+        "return _perplexity(loss, tokens,",
+        "return _perplexity(loss, max(1, round(tokens)),",
+        (PERPLEXITY,),
+    ),
+    Mutation(
         "the last sums are not waited for",
         "data_parallel/zero.py",
         "        while self._reducing:\n",

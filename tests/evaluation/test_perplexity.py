@@ -62,6 +62,18 @@ def test_it_is_torchs_cross_entropy() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("weight", [0.01, 2.0**-12])
+def test_labels_may_count_less_than_one_in_all(weight: float) -> None:
+    """Only their relative weights matter, as in training."""
+    model, (batch,) = tiny_gpt(Axis("tp")), batches([3])
+    lengths = torch.arange(21) % 5
+    light = replace(batch, loss_mask=batch.loss_mask.double() * weight)
+    found, expected = (evaluate(model, [each], dp=DP, byte_lengths=lengths) for each in (light, batch))
+    assert found.loss == pytest.approx(expected.loss, rel=1e-12)
+    assert found.perplexity == pytest.approx(expected.perplexity, rel=1e-12)
+    assert found.bits_per_byte == pytest.approx(expected.bits_per_byte, rel=1e-12)
+
+
 def test_documents_that_are_kept_apart_are_scored_as_if_each_were_alone() -> None:
     """Each from the first position on, and without a look at the one before it."""
     model, (joined,) = tiny_gpt(Axis("tp")), batches([2])

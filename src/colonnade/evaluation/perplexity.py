@@ -115,7 +115,7 @@ def evaluate(
         raise NothingScored(
             "the evaluation has no token to score: no batches, or every label is masked. Give it more text."
         )
-    return _perplexity(loss, round(tokens), None if lengths is None else round(num_bytes), words)
+    return _perplexity(loss, tokens, None if lengths is None else num_bytes, words)
 
 
 def evaluate_tokens(
@@ -192,13 +192,14 @@ def _lengths_of_all(byte_lengths: Tensor, vocab_size: int) -> Tensor:
     return lengths
 
 
-def _perplexity(loss: float, tokens: int, num_bytes: int | None, words: int | None) -> Perplexity:
+def _perplexity(loss: float, tokens: float, num_bytes: float | None, words: int | None) -> Perplexity:
+    """Of sums over the scored tokens: each counts as its mask says, which need not be 1."""
     return Perplexity(
         loss=loss / tokens,
         perplexity=exp_of(loss / tokens),
         bits_per_byte=loss / math.log(2.0) / num_bytes if num_bytes else None,
-        tokens=tokens,
-        bytes=num_bytes,
+        tokens=round(tokens),
+        bytes=None if num_bytes is None else round(num_bytes),
         words=words,
         word_perplexity=exp_of(loss / words) if words and loss / words < _LARGEST_EXPONENT else None,
     )
