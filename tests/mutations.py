@@ -694,6 +694,13 @@ MUTATIONS = [
         (PERPLEXITY,),
     ),
     Mutation(
+        "what counts is summed in fp32",
+        "tasks/gpt.py",
+        "batch.loss_mask.sum(dtype=torch.float64)[None]",
+        "batch.loss_mask.sum().double()[None]",
+        ("tests/tasks/test_tasks.py",),
+    ),
+    Mutation(
         "the last sums are not waited for",
         "data_parallel/zero.py",
         "        while self._reducing:\n",

@@ -142,3 +142,14 @@ def test_masked_texts_have_their_tokens_as_they_were_and_those_to_guess() -> Non
     assert batch.loss_mask.t().tolist() == chosen.astype(float).tolist() and batch.loss_mask.dtype == torch.float32
     assert (batch.pair_labels.tolist(), batch.pair_mask.tolist()) == ([0, 1], [1.0, 1.0])
     assert batch.samples.tolist() == [5, 9]
+
+
+@pytest.mark.parametrize(("kind", "head"), TASKS)
+def test_what_counts_is_summed_in_float64(kind: str, head: str) -> None:
+    """Weights of fp32 too: the sum does not depend on how samples are cut into micro-batches."""
+    task, batch = TASKS[kind, head], batch_of(kind, head, size=31)
+    counted, uncounted = vars(batch), vars(batch.uncounted())
+    torch.manual_seed(0)
+    masks = {name: torch.rand(mask.shape) for name, mask in counted.items() if mask is not uncounted[name]}
+    expected = [float(mask.double().sum()) for mask in masks.values()]
+    assert task.counts(replace(batch, **masks)).tolist() == pytest.approx(expected, rel=1e-14)

@@ -145,7 +145,7 @@ class MaskedPairs:
         )
 
     def counts(self, batch: BertBatch) -> Tensor:
-        return torch.stack([batch.loss_mask.sum().double(), batch.pair_mask.sum().double()])
+        return torch.stack([batch.loss_mask.sum(dtype=torch.float64), batch.pair_mask.sum(dtype=torch.float64)])
 
     def inputs(self, batch: BertBatch, weights: Tensor | None, seed: int | None) -> BertInputs:
         return BertInputs(

@@ -35,7 +35,7 @@ class LanguageModeling:
         return Batch(tokens, tokens, torch.ones(tokens.shape), torch.arange(size), documents, documents)
 
     def counts(self, batch: Batch) -> Tensor:
-        return batch.loss_mask.sum().double()[None]
+        return batch.loss_mask.sum(dtype=torch.float64)[None]
 
     def inputs(self, batch: Batch, weights: Tensor | None, seed: int | None) -> Inputs:
         return Inputs(

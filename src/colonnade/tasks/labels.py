@@ -115,7 +115,7 @@ class Labels:
         )
 
     def counts(self, batch: LabelBatch) -> Tensor:
-        return batch.target_mask.sum().double()[None]
+        return batch.target_mask.sum(dtype=torch.float64)[None]
 
     def inputs(self, batch: LabelBatch, weights: Tensor | None, seed: int | None) -> LabelInputs:
         return LabelInputs(

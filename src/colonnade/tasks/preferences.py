@@ -119,7 +119,7 @@ class Preferences:
         return PreferenceBatch(tokens, tokens, mask, reference, options, torch.ones(size), torch.arange(size))
 
     def counts(self, batch: PreferenceBatch) -> Tensor:
-        return batch.pair_mask.sum().double()[None]
+        return batch.pair_mask.sum(dtype=torch.float64)[None]
 
     def inputs(self, batch: PreferenceBatch, weights: Tensor | None, seed: int | None) -> PreferenceInputs:
         return PreferenceInputs(

@@ -115,7 +115,7 @@ class Spans:
         )
 
     def counts(self, batch: SpanBatch) -> Tensor:
-        return batch.answer_mask.sum().double()[None]
+        return batch.answer_mask.sum(dtype=torch.float64)[None]
 
     def inputs(self, batch: SpanBatch, weights: Tensor | None, seed: int | None) -> SpanInputs:
         return SpanInputs(

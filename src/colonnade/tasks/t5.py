@@ -129,7 +129,7 @@ class SpanCorruption:
         )
 
     def counts(self, batch: T5Batch) -> Tensor:
-        return batch.loss_mask.sum().double()[None]
+        return batch.loss_mask.sum(dtype=torch.float64)[None]
 
     def inputs(self, batch: T5Batch, weights: Tensor | None, seed: int | None) -> T5Inputs:
         return T5Inputs(
