@@ -3780,6 +3780,20 @@ MUTATIONS = [
         ("tests/train/test_start.py",),
     ),
     Mutation(
+        "data that cannot be opened make one step of all epochs",
+        "train/start.py",
+        '        return 1, [Problem(str(error), ("train.steps",))]',
+        "        return 1, []",
+        ("tests/train/test_start.py", "tests/planner/test_plan_command.py"),
+    ),
+    Mutation(
+        "a plan of time takes epochs of unknown length for one step",
+        "cli_plan.py",
+        '[*overrides, f"train.device={kind}"], length=True)',
+        '[*overrides, f"train.device={kind}"])',
+        ("tests/planner/test_plan_command.py",),
+    ),
+    Mutation(
         "damaged adapters are given on",
         "convert/to_peft.py",
         "    verify(it.path, lambda name: None)\n",
@@ -3810,7 +3824,7 @@ MUTATIONS = [
     Mutation(
         "of a machine without GPUs a run on GPUs is planned",
         "cli_plan.py",
-        '    settings = load_for_plan(config, [*overrides, f"train.device={kind}"])\n',
+        '    settings = load_for_plan(config, [*overrides, f"train.device={kind}"], length=True)\n',
         "",
         ("tests/planner/test_plan_command.py",),
     ),

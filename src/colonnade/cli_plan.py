@@ -148,7 +148,7 @@ def _settings(config: "TomlFile", overrides: list[str], on: str | None) -> tuple
             f'train.device = "{device}", and --hardware {on} computes on "{kind}". Name another machine, or set '
             f'train.device = "{kind}".'
         )
-    settings = load_for_plan(config, [*overrides, f"train.device={kind}"])
+    settings = load_for_plan(config, [*overrides, f"train.device={kind}"], length=True)
     return settings, precision_in_words(settings, config, overrides)
 
 

@@ -268,6 +268,22 @@ def test_mistakes_are_one_message(
     assert words in capsys.readouterr().err
 
 
+def test_epochs_of_data_that_are_not_here_are_planned_where_no_steps_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor are steps written that nobody knows."""
+    config, best = tmp_path / "mine.toml", tmp_path / "best.toml"
+    config.write_text(CONFIG.replace("steps = 10", "epochs = 2").replace("pp = 4", "pp = 1"))
+    assert run(monkeypatch, str(config)) == 0
+    capsys.readouterr()
+    for options in ([], ["--search", "--output", str(best)]):
+        assert run(monkeypatch, str(config), "--hardware", "cpu", *options) == cli.USER_MISTAKE
+        said = capsys.readouterr().err
+        assert "1 problem\n" in said and "no none.bin" in said and "set train.steps" in said and not best.exists()
+    assert run(monkeypatch, str(config), "train.steps=7", "--hardware", "cpu") == 0
+    assert "  run      7 steps" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "option",
     [

@@ -19,9 +19,10 @@ from colonnade.config.check import Problem
 from colonnade.config.load import TomlFile, load
 from colonnade.config.schema import Config
 from colonnade.data.indexed import HEADER, bin_path, idx_path
-from colonnade.errors import ColonnadeError, ConfigError, LayoutError, LockError
+from colonnade.errors import ColonnadeError, ConfigError, DiskError, LayoutError, LockError
 from colonnade.launch import launch
 from colonnade.lock import locked
+from colonnade.train import corpus as corpus_module
 from colonnade.train import file_checks
 from colonnade.train import start as begin
 from colonnade.train.corpus import curriculum_of, open_corpus
@@ -132,6 +133,42 @@ def test_a_part_of_an_epoch_is_a_step_at_least_and_what_cannot_be_opened_is_told
         begin.load_for_run(config, ["data.train=nowhere"])
     config.write_text(text.replace("steps = 6\n", "steps = 6\nepochs = 1\n"))
     assert begin.load_for_run(config).train.steps == 6
+
+
+@pytest.mark.parametrize("rank", ["", "1"])
+def test_a_run_by_epochs_does_not_start_where_only_these_need_the_data_to_be_open(
+    config: Path, corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str
+) -> None:
+    """Files of a storage are not looked at otherwise; it may give them a moment later."""
+    if rank:
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setattr(begin, "TURN_OF_RANK_0", 0.0)
+    config.write_text(config.read_text().replace("steps = 6\n", "epochs = 1\n"))
+    keys = ["data.train=memory://nobody/has/it", f"data.cache={tmp_path / 'cache'}"]
+    with pytest.raises(ConfigError, match=r"1 problem\n.*memory://nobody/has/it"):
+        begin.load_for_run(config, keys)
+
+
+def test_data_that_the_disk_withholds_for_a_while_are_no_mistake_in_epochs(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that cannot open them is started again."""
+
+    def withheld(settings: Config) -> None:
+        raise DiskError("away")
+
+    monkeypatch.setattr(corpus_module, "open_corpus", withheld)
+    monkeypatch.setenv(launch.PIPE, "9")
+    config.write_text(config.read_text().replace("steps = 6\n", "epochs = 1\n"))
+    with pytest.raises(DiskError, match="away"):
+        begin.load_for_run(config)
+
+
+def test_epochs_are_planned_as_they_are_run(config: Path) -> None:
+    config.write_text(config.read_text().replace("steps = 6\n", "epochs = 2\n"))
+    planned = begin.load_for_plan(config, length=True)
+    assert planned.train.steps == begin.load_for_run(config).train.steps > 1
 
 
 @pytest.mark.parametrize(

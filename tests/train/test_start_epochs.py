@@ -25,4 +25,4 @@ def test_epochs_count_all_sequences_of_a_sample(
     monkeypatch.setattr(corpus, "open_corpus", lambda config: datasets)
     monkeypatch.setattr(corpus, "lasts_for", lambda *_: True)
     monkeypatch.setattr(corpus, "step_by", lambda config, tokens: tokens)
-    assert begin._steps_of_epochs({"train": {"epochs": epochs}}) == samples * 64
+    assert begin._steps_of_epochs({"train": {"epochs": epochs}}) == (samples * 64, [])

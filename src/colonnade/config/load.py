@@ -58,16 +58,16 @@ def load(
     path: Path | TomlFile,
     overrides: Sequence[str] = (),
     *,
-    complete: Callable[[TomlTable], None] = lambda content: None,
+    complete: Callable[[TomlTable], list[Problem]] = lambda content: [],
     also: MoreChecks = lambda config, uncertain: [],
 ) -> Config:
     """The configuration in a TOML file, with `section.key=value` overrides. Raises ConfigError with every problem.
 
-    `complete` may add keys that the file and the overrides leave out. `also`: further problems, of a configuration and
-    the keys in it whose values are not to be trusted.
+    `complete` may add keys that the file and the overrides leave out, and gives back what keeps it from that. `also`:
+    further problems, of a configuration and the keys in it whose values are not to be trusted.
     """
     content, problems = read_with(path, overrides)
-    complete(content)
+    problems += complete(content)
     return build(content, problems, source=str(path), also=also)
 
 

@@ -33,7 +33,7 @@ from colonnade.config.load import MoreChecks, TomlFile, build, load, read_with
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.control_groups import num_cores_to_run_on
-from colonnade.errors import ColonnadeError, ConfigError
+from colonnade.errors import ColonnadeError, ConfigError, DiskError
 from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus
 from colonnade.launch.process import ASK_TO_END, hear_no_more
@@ -134,40 +134,61 @@ def again(path: Path | TomlFile, overrides: Sequence[str], config: Config) -> Ca
     return read
 
 
-def load_for_plan(path: Path | TomlFile, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of a run that may start elsewhere: on GPUs, unless train.device is "cpu"."""
-    return load(path, overrides, complete=lambda content: complete(content, num_gpus=1), also=problems_of_a_beginning)
-
-
-def complete(content: TomlTable, *, num_gpus: int | None = None, record: Path | None = None) -> None:
-    """Add what a file leaves to the run that it goes on with, and to the device. `num_gpus` None: this machine's.
-    `record`: the folder with what the run has written down, if not its own.
+def load_for_plan(path: Path | TomlFile, overrides: Sequence[str] = (), *, length: bool = False) -> Config:
+    """The configuration of a run that may start elsewhere: on GPUs, unless train.device is "cpu". `length`: ConfigError
+    where train.steps is not known, as train.epochs takes data that are not here; else it is 1 then.
     """
+
+    def completed(content: TomlTable) -> list[Problem]:
+        unknown = complete(content, num_gpus=1)
+        return [Problem(f"{each.message} {_SET_STEPS}", each.keys) for each in unknown if length]
+
+    return load(path, overrides, complete=completed, also=problems_of_a_beginning)
+
+
+_SET_STEPS = "How many steps train.epochs are, the data tell: plan where they are, or set train.steps."
+
+
+def complete(content: TomlTable, *, num_gpus: int | None = None, record: Path | None = None) -> list[Problem]:
+    """Add what a file leaves to the run that it goes on with, to the device, and to the data, with what keeps
+    train.epochs from becoming steps. `num_gpus` None: this machine's. `record`: the folder with what the run has
+    written down, if not its own.
+    """
+    problems: list[Problem] = []
     put(content, _kept(content, record))
     for message in nothing_to_train(content):
         raise ConfigError(message)
     if has(content, "train.epochs") and not has(content, "train.steps"):
-        put(content, {"train.steps": _steps_of_epochs(content)})
+        steps, problems = _steps_of_epochs(content)
+        put(content, {"train.steps": steps})
     if not has(content, "train.precision"):
         put(content, {"train.precision": _precision(content, count_gpus() if num_gpus is None else num_gpus)})
+    return problems
 
 
-def _steps_of_epochs(content: TomlTable) -> int:
-    """The steps that train.epochs take; 1 where something is wrong with the rest, which others tell."""
+def _steps_of_epochs(content: TomlTable) -> tuple[int, list[Problem]]:
+    """The steps that train.epochs take; 1 where that is not known, with why, unless the rest of `content` is wrong.
+    DiskError where the data cannot be read for a while: ranks are started again then.
+    """
     from colonnade.train.corpus import lasts_for, open_corpus, step_by
 
     try:
         config = build({**content, "train": {**content["train"], "steps": 1}}, [], source="the configuration")
+    except ConfigError:
+        return 1, []
+    try:
         corpus = open_corpus(config)
-    except ColonnadeError:
-        return 1
+    except DiskError:
+        raise
+    except ColonnadeError as error:
+        return 1, [Problem(str(error), ("train.steps",))]
     assert config.train.epochs is not None, "called where it is set"
     epochs = Fraction(str(config.train.epochs))  # the number as it is written
     wanted = math.ceil(epochs * len(corpus.datasets.train))
     steps = max(1, step_by(config, wanted * config.model.sample_length))
     group = max(phase.num_pieces for phase in corpus.curriculum.phases)  # in which the data may end
     fewer = range(steps, max(0, steps - group - 1), -1)
-    return next((count for count in fewer if lasts_for(corpus, config, count)), steps)
+    return next((count for count in fewer if lasts_for(corpus, config, count)), steps), []
 
 
 def lines(path: Path | TomlFile, overrides: Sequence[str] = ()) -> list[str]:

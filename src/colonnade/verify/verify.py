@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from colonnade.config.check import Problem
 from colonnade.config.load import TomlTable, load, to_toml
 from colonnade.config.schema import Config, ParallelConfig, TrainConfig
 from colonnade.errors import ColonnadeError, ConfigError, without_credentials
@@ -124,12 +125,13 @@ def make_plan(base: Config, texts: Sequence[str], *, shrink: bool, precision: st
     return Plan(small, variants, left_out, precision, sizes_changed(base.model, small.model))
 
 
-def _without_layout(content: TomlTable) -> None:
+def _without_layout(content: TomlTable) -> list[Problem]:
     """`complete`, and the file's own layout is as if it were not there: none of the layouts that are named has it."""
-    complete(content)
+    problems = complete(content)
     parallel = content.get("parallel")
     if isinstance(parallel, dict):  # keys that there are not are told as ever
         content["parallel"] = {key: parallel[key] for key in parallel if key not in ParallelConfig.model_fields}
+    return problems
 
 
 def _with_train(config: Config, **values: object) -> Config:
