@@ -4481,7 +4481,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the oldest checkpoint tells whether it is the same run",
-        "train/run_folder.py",
+        "train/same_run.py",
         "if lines and saved and (past := configuration_of(saved[-1])) is not None:",
         "if lines and saved and (past := configuration_of(saved[0])) is not None:",
         ("tests/train/test_run_folder.py",),
@@ -6561,8 +6561,15 @@ MUTATIONS = [
         ("tests/checkpoint/test_bad_checkpoints.py",),
     ),
     Mutation(
+        "what a run changed in mid-run makes another run of it",
+        "train/same_run.py",
+        "        before = as_it_began(before, read_decided(folder).changes)\n",
+        "",
+        ("tests/train/test_run_folder.py",),
+    ),
+    Mutation(
         "a run starts though its stop file lies there",
-        "train/run_folder.py",
+        "train/same_run.py",
         "    if (folder / STOP_FILE).exists():",
         "    if False:",
         ("tests/train/test_run_folder.py",),
@@ -11142,7 +11149,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a run's folder that is away for a while is a mistake of its user",
-        "train/run_folder.py",
+        "train/same_run.py",
         "    except DiskError:\n        raise\n",
         "",
         ("tests/train/test_run_folder.py",),

@@ -11,17 +11,18 @@ import pytest
 from colonnade.atomic import write_whole
 from colonnade.config.load import load, to_toml
 from colonnade.errors import ConfigError, DiskError
-from colonnade.train.change_requests import read_decided
+from colonnade.train.change import Change
+from colonnade.train.change_requests import Decided, read_decided, write_decided
 from colonnade.train.rollback import read as returns
 from colonnade.train.run_folder import (
     CHANGES,
     DECIDED,
     ROLLBACKS,
     configuration_of,
-    occupy,
     was_asked_to_change,
     was_trained,
 )
+from colonnade.train.same_run import occupy
 from tests.disks import room_for
 from tests.distributed import run_on_ranks
 from tests.runs import snapshot
@@ -147,6 +148,24 @@ def test_the_newest_checkpoint_tells_what_was_computed(corpus: TinyCorpus, tmp_p
     with pytest.raises(ConfigError, match=r"optim\.decay_steps: 9 -> 6"):
         occupy(config(corpus, tmp_path, "train.steps=12", "optim.decay_steps=6"))
     occupy(config(corpus, tmp_path, "train.steps=12", "optim.decay_steps=9"))
+
+
+def test_what_was_changed_in_mid_run_makes_no_other_run_of_it(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """A checkpoint has it in force, and so has the config.toml that is copied from one, as a message says."""
+    settings = config(corpus, tmp_path)
+    occupy(settings)
+    run, rate = tmp_path / "run", settings.optim.learning_rate
+    saved = run / "checkpoints" / "step_00000008"
+    saved.mkdir()
+    changed = config(corpus, tmp_path, f"optim.learning_rate={rate / 3}")
+    (saved / "config.toml").write_text(to_toml(changed))
+    change = Change(at=4, values={"optim.learning_rate": rate / 3}, was={"optim.learning_rate": rate}, line="x")
+    write_decided(run, Decided(changes=(change,)))
+    with pytest.raises(ConfigError, match=r"configuration:\n  train\.seed: 1234 -> 7\nThese change"):
+        occupy(config(corpus, tmp_path, "train.seed=7"))
+    (run / "config.toml").write_text((saved / "config.toml").read_text())
+    occupy(settings)
+    assert load(run / "config.toml") == settings
 
 
 @pytest.mark.parametrize("content", ["", "[model", "[model]\nnew_key = 3\n"])

@@ -27,7 +27,8 @@ from colonnade.train import file_checks
 from colonnade.train import start as begin
 from colonnade.train.corpus import curriculum_of, open_corpus
 from colonnade.train.rollback_options import RollbackOptions
-from colonnade.train.run_folder import CHANGES, occupy
+from colonnade.train.run_folder import CHANGES
+from colonnade.train.same_run import occupy
 from colonnade.train.side_by_side import Share
 from colonnade.train.sweep import read_sweep
 from tests.commands import after_banner, forked, here

@@ -30,7 +30,7 @@ from colonnade.mesh.background import background_group
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
-from colonnade.train import damaged, init_from, recovery, reference, run_folder, taught
+from colonnade.train import damaged, init_from, recovery, reference, same_run, taught
 from colonnade.train.beginning import Course, beginning_of, course_of
 from colonnade.train.best import LOSS, evaluations_since_best, none_better
 from colonnade.train.change import as_it_began
@@ -134,7 +134,7 @@ def main(
             has_base = config.lora.rank > 0 and config.train.init_from is not None
             origin = init_from.opened(config, corpus, mesh.world, begins=drawn) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
-                run_folder.occupy(config)
+                same_run.occupy(config)
             course = course_of(config, corpus, mesh.world)
             summary = banner(course, mesh, device, corpus, decision)
             monitor.say(summary.text)

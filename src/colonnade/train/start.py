@@ -38,7 +38,7 @@ from colonnade.launch import launch
 from colonnade.launch.devices import count_gpus
 from colonnade.launch.process import ASK_TO_END, hear_no_more
 from colonnade.lock import locked
-from colonnade.train import run_folder
+from colonnade.train import run_folder, same_run
 from colonnade.train.file_checks import problems_of_a_beginning, problems_of_a_score, problems_of_files
 from colonnade.train.monitor import METRICS, last_step, write_event
 from colonnade.train.restarts import Restarts, fitting_by_now, status_before_others
@@ -248,7 +248,7 @@ def owned(config: Config) -> Iterator[tuple[int, ...]]:
             stack.callback(_remove_if_empty, folder)
         try:
             lock = stack.enter_context(locked(folder, "colonnade train", instead="set another run.folder"))
-            run_folder.check(config)
+            same_run.check(config)
             _finish_rollback(folder)
         except OSError as error:
             raise run_folder.unwritable(config, error) from error
