@@ -1,15 +1,20 @@
 """The checkpoint with the lowest validation loss stays, is named, and is the one that `--best` uses."""
 
+import errno
 import json
 import math
+import os
 import re
 import shutil
 import tracemalloc
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from colonnade.checkpoint.folders import tidy
 from colonnade.config.saving import CheckpointConfig
 from colonnade.errors import CheckpointError
 from colonnade.mesh.mesh import Mesh
@@ -65,6 +70,31 @@ def test_where_numbers_are_lost_events_tell_what_was_the_best_when_it_was_saved(
     assert best_of(tmp_path, [4, 6, 8, 10]) == Best(4, 1.0)
     assert spared(tmp_path, CheckpointConfig(), [4, 6, 8, 10]) == {4}
     assert best_of(tmp_path, [8, 10]) == Best(10, 2.0)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
+def test_while_numbers_cannot_be_read_no_checkpoint_goes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the best one went as one of an earlier step."""
+    folder = tmp_path / "checkpoints"
+    for step in (4, 6):
+        (folder / f"step_{step:08}").mkdir(parents=True)
+    (tmp_path / name).write_text('{"event": "best", "step": 4, "validation_loss": 1.0}\n')
+    keeping_one = partial(tidy, folder, 1, partial(spared, tmp_path, CheckpointConfig()))
+    honest = Path.open
+
+    def away(path: Path, *how: Any) -> Any:
+        if path.name == name:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return honest(path, *how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", away)
+        with pytest.raises(OSError, match="Stale file handle"):
+            keeping_one()
+    keeping_one()
+    assert [path.name for path in sorted(folder.iterdir())] == ["step_00000004", "step_00000006"]
 
 
 def test_of_numbers_only_the_lines_of_a_step_that_was_the_best_are_read(
