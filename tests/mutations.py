@@ -11561,6 +11561,13 @@ MUTATIONS = [
         "with suppress(OSError), path.open",
         ("tests/train/test_best.py",),
     ),
+    Mutation(
+        "--keep parallel.sequence_parallel does not hold",
+        "planner/search.py",
+        "keeps(recompute=r, sequence_parallel=sp, zero=z, offload=off)",
+        "keeps(recompute=r, zero=z, offload=off)",
+        ("tests/planner/test_search.py",),
+    ),
 ]
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -24,7 +25,17 @@ from colonnade.planner.estimate import estimate
 from colonnade.planner.estimate_report import as_json as estimate_json
 from colonnade.planner.hardware import hardware
 from colonnade.planner.ranks import largest, plan_run
-from colonnade.planner.search import Candidate, Confirmed, Search, _keeps, candidates, confirmed, refusal, search
+from colonnade.planner.search import (
+    KEPT,
+    Candidate,
+    Confirmed,
+    Search,
+    _keeps,
+    candidates,
+    confirmed,
+    refusal,
+    search,
+)
 from colonnade.planner.search_report import as_json, as_text, layout_in_words, refuse_empty, write
 from colonnade.planner.unit_times import unit_costs
 from tests.parity.runs import Case, Way, configured
@@ -414,6 +425,17 @@ def test_a_schedule_that_is_kept_leaves_layouts_of_one_stage_out_unless_it_is_th
     """They run one forward and one backward in turn, whatever the configuration has."""
     found = [each.parallel for each in tried(keeps=partial(_keeps, {"parallel.schedule": schedule}))]
     assert {each.pp for each in found} == stages and {each.schedule for each in found} == {schedule}
+
+
+@pytest.mark.parametrize("key", KEPT)
+def test_a_key_that_is_kept_leaves_all_layouts_that_have_it_so_and_no_other(key: str) -> None:
+    look = partial(tried, 4, global_batch_size=4, attention_dropout=0.1, precision="bf16")
+    layouts, value_of = look(), attrgetter(key)
+    values = {value_of(each) for each in layouts}
+    assert len(values) > 1
+    for value in values:
+        found = look(keeps=partial(_keeps, {key: value}))
+        assert found == [each for each in layouts if value_of(each) == value]
 
 
 def test_a_layout_that_cannot_be_has_a_reason_in_a_few_words() -> None:
