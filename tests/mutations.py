@@ -11568,6 +11568,13 @@ MUTATIONS = [
         "keeps(recompute=r, zero=z, offload=off)",
         ("tests/planner/test_search.py",),
     ),
+    Mutation(
+        "the last stage sends to one that is not there",
+        "planner/compose.py",
+        "(stage, (stage + 1) % pp), beside)",
+        "(stage, stage + 1), beside)",
+        ("tests/planner/test_compose.py",),
+    ),
 ]
 
 

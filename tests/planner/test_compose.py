@@ -142,6 +142,7 @@ def test_what_stages_send_takes_as_long_as_the_links_between_them() -> None:
 
     assert found(config(**way)) == [near, far, near] and far > near
     assert found(config(**way, schedule="interleaved", virtual_stages=2)) == [near, far, near, far, near, far, near]
+    assert found(config(pp=2, dp=2, schedule="interleaved", virtual_stages=2)) == [near] * 3, "all on one"
     assert found(config(pp=4)) == [near, near, near]
 
 
