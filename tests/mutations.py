@@ -1497,8 +1497,43 @@ MUTATIONS = [
     Mutation(
         "a checkpoint that is deleted while it is read is taken for a damaged one",
         "checkpoint/confined.py",
-        "        if path.parent.exists():\n            raise\n        raise GoneError(",
-        "        raise\n        raise GoneError(",
+        "if path.parent.exists() and not os.path.lexists(path):",
+        "if True:",
+        ("tests/checkpoint/test_gone.py",),
+    ),
+    Mutation(
+        "a checkpoint that is replaced while it is loaded is taken",
+        "checkpoint/load.py",
+        "            check_unchanged(self.path, self.contents)\n",
+        "",
+        ("tests/checkpoint/test_gone.py",),
+    ),
+    Mutation(
+        "a checkpoint that is replaced between its manifest and its weights is taken",
+        "checkpoint/load.py",
+        "if self.digest not in (None, self.contents.digest):",
+        "if False:",
+        ("tests/checkpoint/test_gone.py",),
+    ),
+    Mutation(
+        "a checkpoint that is replaced while it is converted is taken",
+        "convert/to_huggingface.py",
+        "        check_unchanged(it.path, it.manifest)\n",
+        "",
+        ("tests/checkpoint/test_gone.py",),
+    ),
+    Mutation(
+        "a checkpoint that is replaced while it is merged is taken",
+        "convert/merge.py",
+        "        it.check_unchanged()\n",
+        "",
+        ("tests/checkpoint/test_gone.py",),
+    ),
+    Mutation(
+        "a checkpoint that is replaced while it is read is called damaged",
+        "checkpoint/manifest.py",
+        "    check_unchanged(path, manifest)\n    return DamagedError",
+        "    return DamagedError",
         ("tests/checkpoint/test_gone.py",),
     ),
     Mutation(
@@ -9712,8 +9747,8 @@ MUTATIONS = [
     Mutation(
         "a damaged file is told of another",
         "checkpoint/load.py",
-        'f"{path / stored.file} is damaged: {item.storage_index.fqn}',
-        'f"{path / tensor.shards[0].file} is damaged: {item.storage_index.fqn}',
+        'f"{path / stored.file} is damaged: {name}',
+        'f"{path / tensor.shards[0].file} is damaged: {name}',
         ("tests/checkpoint/test_reading.py",),
     ),
     Mutation(

@@ -1,4 +1,4 @@
-"""A checkpoint that its run deletes while something else reads it: told as that, wherever the reader is."""
+"""A checkpoint that its run deletes, or saves anew, while something else reads it: told as that, wherever that is."""
 
 import shutil
 from collections.abc import Callable
@@ -7,56 +7,149 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
+from torch import Tensor
 
 from colonnade.checkpoint import confined
 from colonnade.checkpoint.folders import take_away
-from colonnade.checkpoint.manifest import verify
+from colonnade.checkpoint.manifest import read_manifest, verify
+from colonnade.checkpoint.plan import Shard
+from colonnade.checkpoint.save import save
+from colonnade.convert.merge import merge
 from colonnade.convert.to_huggingface import to_huggingface
+from colonnade.convert.to_peft import to_peft
 from colonnade.errors import GoneError
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving.trained import find, open_trained
-from tests.runs import Finished
+from colonnade.train.init_from import origin_at
+from tests.commands import forked
+from tests.runs import Finished, whole_tensors
+from tests.tiny import TinyCorpus, write_config
+
+Read = Callable[[Path], dict[str, Tensor]]
 
 
-def opened(path: Path) -> None:
-    open_trained(path, Mesh(), torch.device("cpu"))
+@pytest.fixture(scope="module")
+def adapters(corpus: TinyCorpus, finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Beside the other run's weights."""
+    folder = tmp_path_factory.mktemp("adapters")
+    answer = forked("train", write_config(corpus, folder), "lora.rank=2", f"train.init_from={finished.newest}")
+    assert answer.status == 0, answer
+    return find(folder / "run")
 
 
-def converted(path: Path) -> None:
-    to_huggingface(path, path.with_name("theirs"), dtype=None, most_bytes=1 << 30, dry_run=False)
+def opened(path: Path) -> dict[str, Tensor]:
+    return open_trained(path, Mesh(), torch.device("cpu")).model.state_dict()
 
 
-def on_opening(number: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def begun_from(path: Path) -> dict[str, Tensor]:
+    origin = origin_at(path)
+    whole = {name: torch.zeros(shape) for name, shape in origin.shapes.items()}
+    origin.fill([Shard(name, tuple(x.shape), (0,) * x.ndim, x) for name, x in whole.items()])
+    return whole
+
+
+def converted(path: Path) -> dict[str, Tensor]:
+    target = path.with_name("theirs")
+    to_huggingface(path, target, dtype=None, most_bytes=1 << 30, dry_run=False)
+    return published(target / "model.safetensors")
+
+
+def merged(path: Path) -> dict[str, Tensor]:
+    merge(path, path.with_name("merged"), base=None, best=False)
+    return whole_tensors(path.with_name("merged"))
+
+
+def as_peft(path: Path) -> dict[str, Tensor]:
+    to_peft(path, path.with_name("peft"), dtype=None, dry_run=False)
+    return published(path.with_name("peft") / "adapter_model.safetensors")
+
+
+def published(file: Path) -> dict[str, Tensor]:
+    return safetensors.torch.load_file(file)
+
+
+def verified(path: Path) -> dict[str, Tensor]:
+    verify(path)
+    return {}
+
+
+SLOW = pytest.mark.slow
+READERS = [opened, begun_from, converted, pytest.param(merged, marks=SLOW), pytest.param(as_peft, marks=SLOW)]
+
+
+def on_looking(number: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """`act` before the number-th look at a file of a checkpoint."""
-    opening, in_its_folder = count(), confined._in_its_folder
+    look, in_its_folder = count(), confined._in_its_folder
 
     def patched(path: Path) -> AbstractContextManager[None]:
-        if next(opening) == number:
+        if next(look) == number:
             act()
         return in_its_folder(path)
 
     monkeypatch.setattr(confined, "_in_its_folder", patched)
 
 
-@pytest.mark.parametrize("read", [opened, converted, verify])
-def test_a_checkpoint_that_is_deleted_meanwhile_is_told_as_that(
-    read: Callable[[Path], object], finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before any file that is looked at: no traceback, and no word of damage."""
+def meanwhile(
+    read: Read, of: Path, folder: Path, act: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[str], list[dict[str, Tensor]]]:
+    """What is refused, and what is read, where `act` comes before each of the files that are looked at in turn."""
+    refused, found = [], []
     for number in count():
-        run = tmp_path / str(number)
-        shutil.copytree(finished.folder, run)
-        path = find(run)
+        path, done = folder / str(number) / of.name, []
+        shutil.copytree(of, path)
         with monkeypatch.context() as patch:
-            on_opening(number, lambda path=path: take_away(path) if path.exists() else None, patch)  # type: ignore[misc]
+            on_looking(number, lambda path=path, done=done: done.append(act(path)), patch)  # type: ignore[misc]
             try:
-                read(path)
+                found.append(read(path))
             except GoneError as error:
                 told = str(error)
-            else:
-                break
-        assert told.startswith(f"{path} does not exist, or not any more: a run that goes on deletes all but"), told
-        assert "damaged" not in told and "checkpoint.keep_every" in told
-        assert not run.joinpath("theirs").exists()
-    assert number > 2, "it has looked at several"
+                assert told.startswith(str(path)) and "damaged" not in told, told
+                assert [each.name for each in path.parent.iterdir() if "step" not in each.name] == []
+                refused.append(told.removeprefix(str(path)))
+        if not done:
+            return refused, found
+    raise AssertionError("endless")
+
+
+@pytest.mark.parametrize("read", [opened, begun_from, converted, verified])
+def test_a_checkpoint_that_is_deleted_meanwhile_is_told_as_that(
+    read: Read, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any file that is looked at: no traceback, and no word of damage."""
+    refused, found = meanwhile(read, finished.newest, tmp_path, take_away, monkeypatch)
+    assert len(found) == 1 < len(refused), "it has looked at several, and without deleting it reads"
+    for told in refused:
+        assert told.startswith(" does not exist, or not any more: a run that goes on deletes all but"), told
+        assert "checkpoint.keep_every" in told
+
+
+def saved_anew(path: Path, folder: Path) -> Path:
+    """The same step of the same model, with other numbers."""
+    manifest, numbers = read_manifest(path), {name: x + 1 for name, x in whole_tensors(path).items()}
+    files = {name: (path / name).read_bytes() for name in manifest.files if not name.endswith(".distcp")}
+    files.pop(".metadata")
+    shards = [Shard(name, tuple(x.shape), (0,) * x.ndim, x) for name, x in numbers.items()]
+    return save(folder, manifest.step, shards, manifest.metadata, extra_files=files)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_what_is_read_is_of_one_checkpoint(
+    read: Read, finished: Finished, adapters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another takes its place under the same name, before any of its files."""
+    one = adapters if read in (merged, as_peft) else finished.newest
+    other = saved_anew(one, tmp_path / "anew")
+
+    def replace(path: Path) -> None:
+        made = shutil.copytree(other, path.with_name(".step_new"))
+        take_away(path)
+        made.rename(path)
+
+    refused, found = meanwhile(read, one, tmp_path / "turns", replace, monkeypatch)
+    first, last = found[0], found[-1]
+    assert any(not torch.equal(first[name], last[name]) for name in first), "the other, and the one"
+    for numbers in found:
+        assert any(all(torch.equal(numbers[name], of[name]) for name in of) for of in (first, last))
+    assert sum("was replaced while it was read, as by a run that has returned" in told for told in refused) > 1

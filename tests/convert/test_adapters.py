@@ -305,7 +305,9 @@ def beside_a_base(here: dict[str, Tensor], base: dict[str, Tensor] | None, monke
     monkeypatch.setattr(adapted, "read_whole", lambda path, manifest, name: here[name])
     names: Any = SimpleNamespace(weights=lambda: dict.fromkeys([*(base or {}), *here]))
     manifest: Any = SimpleNamespace(tensors={name: SimpleNamespace(dtype=x.dtype) for name, x in here.items()})
-    weights = None if base is None else _BaseWeights(Path(), base.__getitem__, lambda name: base[name].dtype)
+    weights = (
+        None if base is None else _BaseWeights(Path(), base.__getitem__, lambda name: base[name].dtype, lambda: None)
+    )
     nothing: Any = None
     adapters: Any = SimpleNamespace(scale=0.5, rank=2)
     return Adapted(Path("run"), manifest, nothing, nothing, names, adapters, weights)

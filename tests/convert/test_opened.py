@@ -108,6 +108,7 @@ def opened(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ada
     monkeypatch.setattr(adapted, "read_whole", lambda path, manifest, name: numbers[name])
     for module in (merge, to_peft):
         monkeypatch.setattr(module, "verify", lambda path, next_file: None)
+    monkeypatch.setattr(adapted, "check_unchanged", lambda path, manifest: None)
     manifest: Any = SimpleNamespace(tensors={name: SimpleNamespace(dtype=x.dtype) for name, x in numbers.items()})
     metadata: Any = SimpleNamespace(step=1234, model=SimpleNamespace(vocab_size=VOCAB), base=None)
     base = _weights_at(tmp_path / "base")

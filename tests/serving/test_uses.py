@@ -190,7 +190,8 @@ def test_a_tokenizer_is_asked_for_where_there_is_none(finished: Finished, tmp_pa
     contents = replace(trained.described(finished.newest)[0], files={})
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json, because the run had no data\.tokenizer"):
         tokenizer_of(tmp_path, contents)
-    (tmp_path / "tokenizer.json").write_bytes((finished.newest / "tokenizer.json").read_bytes())
+    for name in ("tokenizer.json", "manifest.json"):
+        (tmp_path / name).write_bytes((finished.newest / name).read_bytes())
     assert tokenizer_of(tmp_path, contents).vocab_size > 0
     of_another = {"tokenizer.json": SavedFile((tmp_path / "tokenizer.json").stat().st_size, 64 * "0")}
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is damaged: its bytes are not those that were written"):

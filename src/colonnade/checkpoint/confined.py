@@ -64,7 +64,7 @@ def _in_its_folder(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        if path.parent.exists():
+        if path.parent.exists() and not os.path.lexists(path):  # there now: another has just taken its place
             raise
         raise GoneError(
             f"{path.parent} does not exist, or not any more: a run that goes on deletes all but its checkpoint.keep "

@@ -33,13 +33,15 @@ from colonnade.checkpoint.manifest import (
     StoredShard,
     check_hash,
     check_sizes,
+    check_unchanged,
     compare_metadata,
+    damaged,
+    gone,
     read_manifest,
-    remedy,
 )
 from colonnade.checkpoint.plan import Box, Shard, names_in_words, narrow, overlap, relative, share_out
 from colonnade.config.compare import as_now
-from colonnade.errors import CheckpointError, DamagedError
+from colonnade.errors import CheckpointError
 
 MOST_LINES = 40  # of a message
 
@@ -51,15 +53,16 @@ def load(
     model: Mapping[str, Any] | None = None,
     unread: tuple[str, ...] = (),
     check_hashes: bool = True,
+    digest: str | None = None,
 ) -> Manifest:
     """Fill every shard's `data` in place from the checkpoint in folder `path`, and return its manifest.
 
     Every rank of the run calls this with its own shards; layout and dtype may differ from those that wrote. `model`, if
     given, must agree with the checkpoint's metadata["model"]. `unread` has prefixes of tensor names that no rank need
-    want. CheckpointError, on all ranks alike, if the checkpoint is damaged, foreign, newer, or of another model; the
-    contents of `data` are undefined then.
+    want. `digest`: of the manifest that the caller has read. CheckpointError, on all ranks alike, if the checkpoint is
+    damaged, foreign, newer, of another model, or replaced while it is read; the contents of `data` are undefined then.
     """
-    reader = _Reader(lambda: path, check_hashes)
+    reader = _Reader(lambda: path, check_hashes, digest=digest)
     _load(reader, _Planner(reader, shards, lambda path, contents: check_model(path, contents, model), unread))
     return reader.contents
 
@@ -243,9 +246,14 @@ class _Reader(StorageReader):
     """Reads parts of tensors from where the manifest says they lie, and checks hashes beside it."""
 
     def __init__(
-        self, find: Callable[[], Path | None], check_hashes: bool, holders: Mapping[str, Sequence[int]] | None = None
+        self,
+        find: Callable[[], Path | None],
+        check_hashes: bool,
+        *,
+        holders: Mapping[str, Sequence[int]] | None = None,
+        digest: str | None = None,
     ) -> None:
-        self.find, self.check_hashes, self.holders = find, check_hashes, holders
+        self.find, self.check_hashes, self.holders, self.digest = find, check_hashes, holders, digest
         self.path: Path | None = None
         """None where `find` has found nothing; `contents` are empty then."""
         self.contents = Manifest(0, {}, {}, {})
@@ -261,6 +269,8 @@ class _Reader(StorageReader):
         if self.path is None:
             return
         self.contents = read_manifest(self.path)
+        if self.digest not in (None, self.contents.digest):
+            raise gone(self.path)
         if is_coordinator and self.holders is None:
             check_sizes(self.path, self.contents)
 
@@ -282,6 +292,7 @@ class _Reader(StorageReader):
                 finally:
                     for check in checks:
                         check.result()
+            check_unchanged(self.path, self.contents)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -300,10 +311,9 @@ class _Reader(StorageReader):
                 try:
                     read_box(files[stored.file], stored, tensor.dtype, box, target)
                 except (zipfile.BadZipFile, EOFError) as error:
-                    raise DamagedError(
-                        f"{path / stored.file} is damaged: {item.storage_index.fqn} cannot be read from it "
-                        f"({error}). {remedy(path)}"
-                    ) from None
+                    name = item.storage_index.fqn
+                    what = f"{path / stored.file} is damaged: {name} cannot be read from it ({error})."
+                    raise damaged(path, self.contents, what) from None
                 planner.commit_tensor(item, target)
 
     @classmethod

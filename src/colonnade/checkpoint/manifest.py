@@ -14,6 +14,7 @@ checkpoint's name is whole or damaged: writing goes to a temporary name, which t
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from colonnade.checkpoint.confined import open_plain, plain_size, read_plain
 from colonnade.checkpoint.names import MANIFEST, NAME, checkpoints_in, folder_name
 from colonnade.checkpoint.plan import Box
 from colonnade.checkpoint.schema import Written, clip, parse, validate
-from colonnade.errors import CheckpointError, DamagedError
+from colonnade.errors import CheckpointError, DamagedError, GoneError
 
 FORMAT = "colonnade checkpoint"
 VERSION = 1
@@ -178,6 +179,30 @@ def remedy(path: Path) -> str:
     return "There is no older one: delete the whole run's folder to start again from step 0."
 
 
+def check_unchanged(path: Path, manifest: Manifest) -> None:
+    """GoneError if the checkpoint in folder `path` is another now than the one that `manifest` was read of: what has
+    been read since may be of both. Cheap: the text of a manifest has its own digest.
+    """
+    with suppress(FileNotFoundError):
+        if manifest.digest.encode() in read_plain(path / MANIFEST, MOST_BYTES):
+            return
+    raise gone(path)
+
+
+def gone(path: Path) -> GoneError:
+    """Of a checkpoint in whose place there is another."""
+    return GoneError(
+        f"{path} was replaced while it was read, as by a run that has returned to an earlier step and saves this one "
+        "anew: what was read is of two checkpoints, and is not used. Run the command again."
+    )
+
+
+def damaged(path: Path, manifest: Manifest, what: str) -> DamagedError:
+    """Of a file that is not as `manifest` says. GoneError where that is of another checkpoint."""
+    check_unchanged(path, manifest)
+    return DamagedError(f"{what} {remedy(path)}")
+
+
 def check_sizes(path: Path, manifest: Manifest) -> None:
     """CheckpointError if a file of the checkpoint is missing or has another size than it was written with."""
     for name, file in manifest.files.items():
@@ -185,19 +210,15 @@ def check_sizes(path: Path, manifest: Manifest) -> None:
         try:
             size = plain_size(where)
         except FileNotFoundError:
-            raise DamagedError(f"{path} is damaged: {name} is missing. {remedy(path)}") from None
+            raise damaged(path, manifest, f"{path} is damaged: {name} is missing.") from None
         if size != file.size:
-            raise DamagedError(
-                f"{where} is damaged: it has {size} bytes and was written with {file.size}. {remedy(path)}"
-            )
+            raise damaged(path, manifest, f"{where} is damaged: it has {size} bytes and was written with {file.size}.")
 
 
 def check_hash(path: Path, manifest: Manifest, name: str) -> None:
     """CheckpointError if one file of the checkpoint is not byte for byte what was written."""
     if hash_file(path / name) != manifest.files[name].sha256:
-        raise DamagedError(
-            f"{path / name} is damaged: its bytes are not those that were written (SHA-256). {remedy(path)}"
-        )
+        raise damaged(path, manifest, f"{path / name} is damaged: its bytes are not those that were written (SHA-256).")
 
 
 def verify(path: Path, progress: Callable[[str], None] = lambda name: None) -> Manifest:

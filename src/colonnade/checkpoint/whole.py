@@ -9,15 +9,15 @@ from torch import Tensor
 
 from colonnade.checkpoint.confined import open_plain
 from colonnade.checkpoint.files import read_box
-from colonnade.checkpoint.manifest import Manifest, remedy
+from colonnade.checkpoint.manifest import Manifest, damaged
 from colonnade.checkpoint.plan import Box, narrow
-from colonnade.errors import CheckpointError
 
 
 def read_whole(path: Path, contents: Manifest, name: str) -> Tensor:
     """A logical tensor of the checkpoint in folder `path`, in the type that it was written in.
 
-    Sizes and hashes are the caller's to check (`manifest.verify`). CheckpointError if it cannot be read.
+    Sizes and hashes are the caller's to check (`manifest.verify`), and in the end that it was one checkpoint
+    (`manifest.check_unchanged`). CheckpointError if it cannot be read.
     """
     saved = contents.tensors[name]
     whole = torch.empty(saved.shape, dtype=saved.dtype)
@@ -28,7 +28,6 @@ def read_whole(path: Path, contents: Manifest, name: str) -> Tensor:
             with open_plain(path / stored.file) as file:
                 read_box(file, stored, saved.dtype, inner, narrow(whole, stored.box))
         except (zipfile.BadZipFile, EOFError) as error:
-            raise CheckpointError(
-                f"{path / stored.file} is damaged: {name} cannot be read from it ({error}). {remedy(path)}"
-            ) from None
+            what = f"{path / stored.file} is damaged: {name} cannot be read from it ({error})."
+            raise damaged(path, contents, what) from None
     return whole

@@ -12,7 +12,7 @@ from torch import Tensor
 from colonnade.architecture.adapters import LORA_A, LORA_B, WEIGHT, is_adapter
 from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.statement import Adapters, Architecture
-from colonnade.checkpoint.manifest import Manifest, read_manifest, verify
+from colonnade.checkpoint.manifest import Manifest, check_unchanged, read_manifest, verify
 from colonnade.checkpoint.whole import read_whole
 from colonnade.config.compare import as_now, model_metadata
 from colonnade.config.schema import Config
@@ -48,6 +48,12 @@ class Adapted:
         if name in self.manifest.tensors or self.base is None:
             return read_whole(self.path, self.manifest, name)
         return self.base.read(name)
+
+    def check_unchanged(self) -> None:
+        """GoneError if what has been read may be of several checkpoints, or bases."""
+        check_unchanged(self.path, self.manifest)
+        if self.base is not None:
+            self.base.check_unchanged()
 
     def merged_dtype(self, name: str) -> torch.dtype:
         """Of `merged`: fp32 at least."""
@@ -103,13 +109,14 @@ class _BaseWeights(NamedTuple):
     path: Path
     read: Callable[[str], Tensor]
     dtype: Callable[[str], torch.dtype]
+    check_unchanged: Callable[[], None]
 
 
 def _weights_at(path: Path) -> _BaseWeights:
     found = checkpoint_at(path)
     if found is None and is_published(path):
         published = open_published(path, whole=False)
-        return _BaseWeights(path, published.read, published.dtype_of)
+        return _BaseWeights(path, published.read, published.dtype_of, lambda: None)
     if found is None:
         raise CheckpointError(
             sweep_instead(path, str(path))
@@ -117,4 +124,9 @@ def _weights_at(path: Path) -> _BaseWeights:
         )
     manifest = read_manifest(found)
     verify(found, lambda name: None)
-    return _BaseWeights(found, partial(read_whole, found, manifest), lambda name: manifest.tensors[name].dtype)
+    return _BaseWeights(
+        found,
+        partial(read_whole, found, manifest),
+        lambda name: manifest.tensors[name].dtype,
+        partial(check_unchanged, found, manifest),
+    )

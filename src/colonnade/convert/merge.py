@@ -46,6 +46,7 @@ def merge(source: Path, target: Path, *, base: Path | None, best: bool) -> None:
         beside = Target(folder, 1, when_full=partial(when_full, target))
         made = save_made(beside, Payload(0, _metadata(it), _files(it)), kinds, make)
         described(made)
+        it.check_unchanged()
         publish(made, target)
     print(f"{it.path}: adapters of rank {it.adapters.rank} beside {counted(len(it.modules), 'weight')}, merged")
     print(f"Written: {target}, {len(names)} tensors, {amount(needed)}", flush=True)

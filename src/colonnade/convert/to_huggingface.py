@@ -13,7 +13,7 @@ from torch import Tensor
 from colonnade.architecture.huggingface.families import family_of
 from colonnade.architecture.huggingface.keys import Refused, lines_of
 from colonnade.architecture.huggingface.statement import Family, Source
-from colonnade.checkpoint.manifest import Manifest, verify
+from colonnade.checkpoint.manifest import Manifest, check_unchanged, verify
 from colonnade.checkpoint.plan import names_in_words
 from colonnade.checkpoint.whole import read_whole
 from colonnade.config.numbers import amount, counted
@@ -87,6 +87,7 @@ def to_huggingface(
         for name, text in _beside(it, files, dtype).items():
             (made / name).write_text(text, encoding="utf-8")
         open_published(made)
+        check_unchanged(it.path, it.manifest)
         publish(made, target)
     return [*told, f"Written: {target}"]
 

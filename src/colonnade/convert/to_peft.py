@@ -62,6 +62,7 @@ def to_peft(checkpoint: Path, target: Path, *, dtype: torch.dtype | None, dry_ru
         Writer(made, [PlannedFile(WEIGHTS, tuple(planned))]).write(x for _, x in _tensors(it, sources))
         (made / CONFIG).write_text(json.dumps(_config(it, sources, every), indent=2) + "\n", encoding="utf-8")
         write_base(made, it.metadata.base)
+        it.check_unchanged()
         publish(made, target)
     return [*told, f"Written: {target}"]
 

@@ -321,7 +321,7 @@ def open_trained(
     shards = list(_weights(model, mesh.tp))
     if metadata.base is not None:
         shards = _read_base(path, metadata.base, shards, mesh, base)
-    load(path, shards, model=model_metadata(config.model, vocab_size), unread=(OPTIMIZER,))
+    load(path, shards, model=model_metadata(config.model, vocab_size), unread=(OPTIMIZER,), digest=manifest.digest)
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     inference = Inference([Chunk(chunk, model, ResidentWeights())], model, mesh.pp, ResidentWeights())
     tokenizer = tokenizer_of(path, manifest)

@@ -174,16 +174,16 @@ def _of_checkpoint(path: Path, found: Path | None, named_by: str) -> Origin:
         others=len(manifest.tensors) - len(weights),
         tokenizer=metadata.tokenizer_sha256,
         tokenizer_at=found,
-        fill=partial(_fill_from_checkpoint, found, tuple(weights)),
+        fill=partial(_fill_from_checkpoint, found, manifest.digest, tuple(weights)),
         published_by=partial(published_at, found, manifest),
         end_by=partial(end_behind, found, manifest),
         labels=metadata.labels,
     )
 
 
-def _fill_from_checkpoint(path: Path, weights: tuple[str, ...], shards: Sequence[Shard]) -> None:
+def _fill_from_checkpoint(path: Path, digest: str, weights: tuple[str, ...], shards: Sequence[Shard]) -> None:
     wanted = {shard.name for shard in shards}
-    load(path, shards, unread=(OPTIMIZER, *(name for name in weights if name not in wanted)))
+    load(path, shards, unread=(OPTIMIZER, *(name for name in weights if name not in wanted)), digest=digest)
 
 
 def _of_published(path: Path) -> Origin:
