@@ -1537,6 +1537,13 @@ MUTATIONS = [
         ("tests/checkpoint/test_gone.py",),
     ),
     Mutation(
+        "a folder that the holder before removes with its lock is not made again",
+        "lock.py",
+        "    for _ in range(_REMOVED):\n",
+        "    for _ in ():\n",
+        ("tests/test_lock.py",),
+    ),
+    Mutation(
         "a name that is given anew while a file is opened is believed",
         "checkpoint/confined.py",
         "_check_plain(path, os.fstat(descriptor).st_mode)  # of",

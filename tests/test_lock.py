@@ -43,6 +43,28 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
+@pytest.mark.parametrize("name", ["mkdir", "open"])
+def test_a_folder_that_goes_with_its_last_holder_is_made_again(
+    name: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who held it before removes it just before it would be opened in, or while it is looked whether it is there."""
+    folder, real, calls = tmp_path / "work", getattr(os, name), list[str]()
+    folder.mkdir()
+
+    def patched(path: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(str(path))
+        if len(calls) > 1:
+            return real(path, *args, **kwargs)
+        folder.rmdir()
+        raise (FileExistsError if name == "mkdir" else FileNotFoundError)(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, patched)
+        with locked(folder, "the next"):
+            assert is_held(folder)
+    assert len(calls) > 1
+
+
 def test_a_second_one_is_told_who_where_and_since_when(tmp_path: Path, kind: str) -> None:
     with locked(tmp_path / "new", "colonnade train"):
         with pytest.raises(LockError) as caught, locked(tmp_path / "new", "another"):

@@ -33,6 +33,7 @@ from colonnade.proc import numbering, stat_of
 NAME = "lock"
 _PATIENCE_SECONDS = 10.0  # for the children of a holder that was killed
 _POLL_SECONDS = 0.05
+_REMOVED = 10  # times that the folder may go between being made and being opened in
 _SIGN = 1.0  # seconds, at most, from having a lock to having written whose it is
 _NO_LOCKS = NOT_OFFERED | {errno.ENOLCK}  # what file systems without flock answer
 
@@ -137,7 +138,6 @@ def locked(
     `what`: that is held, for people; None: the folder. `instead`: what somebody who is refused can do besides waiting
     and stopping it; None: nothing.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     lock = _take(folder / name, purpose, _Refusal(what or str(folder), instead))
     try:
         yield lock
@@ -222,7 +222,19 @@ def _take(path: Path, purpose: str, refusal: _Refusal) -> Lock:
 
 
 def _open(path: Path) -> tuple[int, bool]:
-    """(the lock's file, made where it is missing; whether it may be written: not where another user has left it so)"""
+    """(the lock's file, made where it or its folder is missing; whether it may be written). Who had it before may just
+    be removing the folder with it.
+    """
+    for _ in range(_REMOVED):
+        with suppress(FileNotFoundError, FileExistsError):  # of mkdir the latter, where the folder goes meanwhile
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return _open_in_folder(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return _open_in_folder(path)
+
+
+def _open_in_folder(path: Path) -> tuple[int, bool]:
+    """As `_open`. It may not be written where another user has left it so."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), True
     except PermissionError as error:
