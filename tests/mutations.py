@@ -7151,8 +7151,8 @@ MUTATIONS = [
     Mutation(
         "a run that goes on has the thermometers of some steps twice",
         "train/monitor.py",
-        "            for file in (self._metrics, self._thermometers):\n                _rewrite",
-        "            for file in (self._metrics,):\n                _rewrite",
+        "            for file in (self._metrics, self._thermometers):\n                _cut",
+        "            for file in (self._metrics,):\n                _cut",
         ("tests/train/test_monitor.py",),
     ),
     Mutation(
@@ -8605,6 +8605,20 @@ MUTATIONS = [
         "            self._tell_works()\n",
         "            pass\n",
         (TRACKING,),
+    ),
+    Mutation(
+        "a run that goes on reads all that it has written",
+        "train/monitor.py",
+        "        if count > 1 or not start:\n",
+        "        if not start:\n",
+        ("tests/train/test_monitor.py",),
+    ),
+    Mutation(
+        "of steps that do not rise the last ones are kept as they are",
+        "train/monitor.py",
+        "for line in lines[:count]) if rises else None",
+        "for line in lines[:count])",
+        ("tests/train/test_monitor.py",),
     ),
     Mutation(
         "behind a return by hand the copies in memory still count",

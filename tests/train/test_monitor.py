@@ -15,7 +15,7 @@ import pytest
 
 from colonnade.errors import ConfigError, DiskError
 from colonnade.train.lines import object_in
-from colonnade.train.monitor import Monitor, write_event
+from colonnade.train.monitor import Monitor, last_step, set_aside, write_event
 from colonnade.train.trackers import Prometheus, TensorBoard
 from tests.disks import room_for
 from tests.distributed import run_on_ranks
@@ -146,6 +146,47 @@ def test_steps_after_the_checkpoint_are_forgotten(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl.7-0123abcd.partial").touch()  # of one that was killed
     monitor(tmp_path).resume(0)
     assert written(tmp_path) == [] and not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("last", [0, 1, 3, 5, 9])
+@pytest.mark.parametrize(
+    "steps", [[1, 2, 3, 4, 5, 6], [4, 5, 6], [1, 2, 2, 3], [1, 2, 5, 6, 3], [3, 2, 1], [1, 2, 0, 3], [6], []]
+)
+@pytest.mark.parametrize("torn", ["", '{"step": 3, "lo', '{"step": 3}'])
+def test_what_is_forgotten_is_the_same_from_the_end_as_from_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[int], last: int, torn: str
+) -> None:
+    """Whether all of it is one block, or each line several."""
+    content = "".join(f'{{"step": {step}, "line": {line}}}\n' for line, step in enumerate(steps)) + torn
+    lines = [json.loads(line) for line in content.splitlines() if line.endswith("}")]
+    by_step = {line["step"]: line for line in lines}
+    for block in (8, 65_536):
+        monkeypatch.setattr("colonnade.train.monitor.BLOCK", block)
+        (tmp_path / "metrics.jsonl").write_text(content)
+        monitor(tmp_path).resume(last)
+        if block > len(content) or (sorted(steps) == steps and len(set(steps)) == len(steps)):
+            assert written(tmp_path) == [by_step[step] for step in sorted(by_step) if 1 <= step <= last]
+
+
+def test_of_a_long_run_the_end_alone_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a restart of a run of months parses hundreds of megabytes, and all ranks wait."""
+    for name in ("metrics.jsonl", "thermometers.jsonl"):
+        (tmp_path / name).write_text("".join(f'{{"step": {step}, "loss": 1.0}}\n' for step in range(1, 50_001)))
+    parsed = list[bytes | str]()
+
+    def looks(line: bytes | str) -> dict[str, Any] | None:
+        parsed.append(line)
+        return object_in(line)
+
+    monkeypatch.setattr("colonnade.train.monitor.object_in", looks)
+    monitor(tmp_path).resume(49_900)
+    assert last_step(tmp_path / "metrics.jsonl") == 49_900
+    set_aside(tmp_path, 49_000)
+    assert last_step(tmp_path / "metrics.jsonl") == 49_000 and len(parsed) < 20_000
+    assert [line["step"] for line in written(tmp_path)] == [*range(1, 49_001)]
+    undone = [json.loads(line)["step"] for line in (tmp_path / "undone.jsonl").read_text().splitlines()]
+    assert undone == [*range(49_001, 49_901)]
+    assert last_step(tmp_path / "thermometers.jsonl") == 49_900
 
 
 @pytest.mark.parametrize(("last", "said"), [(0, "has no step"), (2, "ends with step 2"), (3, "ends with step 3")])

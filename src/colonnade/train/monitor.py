@@ -14,6 +14,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from colonnade.train.tracking import Feed, Tracker
 METRICS, EVENTS, UNDONE = "metrics.jsonl", "events.jsonl", "undone.jsonl"
 LOST = "numbers lost"
 """The event of a run that goes on without the numbers of steps that it has done."""
+BLOCK = 65_536
+"""[bytes] What is read of the end of a file of lines first."""
 THERMOMETERS, HEARTBEAT = "thermometers.jsonl", "heartbeat.json"
 Metrics = Mapping[str, float | int]
 
@@ -70,7 +74,7 @@ class Monitor:
             return
         with self._lines.still():
             for file in (self._metrics, self._thermometers):
-                _rewrite(file, lambda lines: _of_steps(lines, step))
+                _cut(file, step)
             _rewrite(self._events, lambda lines: [line for line in lines if object_in(line) is not None])
         self._step = step
         for feed in self._feeds:
@@ -132,9 +136,9 @@ class Monitor:
         told = {"time": round(time.time(), 3), "step": step, "host": socket.gethostname(), "process": os.getpid()}
         file = self._metrics.with_name(HEARTBEAT)
         with suppress(OSError):
-            partial = file.with_suffix(".partial")
-            partial.write_text(json.dumps(told) + "\n")
-            partial.replace(file)
+            written = file.with_suffix(".partial")
+            written.write_text(json.dumps(told) + "\n")
+            written.replace(file)
 
     def thermometers(self, reading: Mapping[str, Any], summary: Metrics) -> None:
         """Record what a measured step shows: a line of thermometers.jsonl, and its summary for trackers."""
@@ -209,8 +213,8 @@ def write_event(run: Path, kind: str, **details: Any) -> None:
 
 def last_step(metrics: Path) -> int:
     """The last step that a run's metrics.jsonl tells of; 0 for none."""
-    lines = metrics.read_bytes().split(b"\n")[-3:] if metrics.exists() else []
-    return max(map(_step_of, lines), default=0)
+    lines = _tail(metrics, BLOCK)[1] if metrics.exists() else []
+    return max(map(_step_of, lines[-3:]), default=0)
 
 
 def _event(kind: str, details: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,20 +224,61 @@ def _event(kind: str, details: Mapping[str, Any]) -> dict[str, Any]:
 def set_aside(run: Path, step: int) -> None:
     """Move the lines of later steps of a run's metrics.jsonl to undone.jsonl."""
     metrics = run / METRICS
-    lines = metrics.read_bytes().split(b"\n") if metrics.exists() else []
-    for line in lines:
-        if _step_of(line) > step:
-            append(run / UNDONE, object_in(line) or {})
-    _rewrite(metrics, lambda lines: _of_steps(lines, step))
+    if metrics.exists():
+        size, end = metrics.stat().st_size, _end_of_steps(metrics, step) or 0
+        for line in _tail(metrics, size - end)[1]:
+            if _step_of(line) > step:
+                append(run / UNDONE, object_in(line) or {})
+    _cut(metrics, step)
 
 
-def _rewrite(path: Path, choose: Callable[[list[bytes]], list[bytes]]) -> None:
+def _tail(path: Path, size: int) -> tuple[int, list[bytes]]:
+    """The whole lines among the last so many bytes of a file, and where they begin. The last one is "", or torn."""
+    with path.open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - size - 1)
+        file.seek(start)
+        lines = file.read().split(b"\n")
+    return (start + len(lines[0]) + 1, lines[1:]) if start else (0, lines)
+
+
+def _end_of_steps(path: Path, last: int) -> int | None:
+    """Where the lines of steps 1 to `last` end: steps rise, and so no more is read than what is behind them, and
+    something before. None where they do not rise there.
+    """
+    start, size = -1, BLOCK
+    while start:
+        start, lines = _tail(path, size)
+        if any(map(_step_of, lines[-1:])):
+            return None  # a line that lacks its end alone
+        steps = [_step_of(line) for line in lines[:-1]]
+        count = max((at for at, step in enumerate(steps, 1) if 1 <= step <= last), default=0)
+        if count > 1 or not start:
+            rises = all(before < step for before, step in pairwise([0, *steps[:count]]))
+            return start + sum(len(line) + 1 for line in lines[:count]) if rises else None
+        size *= 4
+    return None
+
+
+def _cut(path: Path, last: int) -> None:
+    """Keep the lines of steps 1 to `last`."""
+    _rewrite(path, lambda lines: _of_steps(lines, last), partial(_end_of_steps, last=last))
+
+
+def _rewrite(
+    path: Path, choose: Callable[[list[bytes]], list[bytes]], end: Callable[[Path], int | None] = lambda path: None
+) -> None:
     """Keep some lines of a file that nobody writes meanwhile; what a killed process has left of that goes. Where they
-    are the first, the file is cut behind them, for which a full disk has room.
+    are the first, the file is cut behind them, for which a full disk has room. `end`: where they end, if that is known
+    without reading all of it.
     """
     try:
         for left in path.parent.glob(f"{path.name}.*{PARTIAL}"):
             left.unlink(missing_ok=True)
+        known = end(path) if path.exists() else None
+        if known is not None:
+            if known < path.stat().st_size:
+                os.truncate(path, known)
+            return
         before = path.read_bytes() if path.exists() else b""
         kept = b"".join(line + b"\n" for line in choose(before.split(b"\n")))
         if not before.startswith(kept):
