@@ -8621,6 +8621,13 @@ MUTATIONS = [
         ("tests/train/test_monitor.py",),
     ),
     Mutation(
+        "a page that is written again reads all files anew",
+        "report/write.py",
+        "replace(reader.read(), called=name)",
+        "replace(RunReader(reader.folder).read(), called=name)",
+        ("tests/report/test_write.py",),
+    ),
+    Mutation(
         "behind a return by hand the copies in memory still count",
         "train/rollbacks.py",
         "    (run / COPIES).unlink(missing_ok=True)\n",

@@ -4,6 +4,7 @@ import re
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from colonnade.report.happened import legend, listed, marks, sign, steps_of
@@ -24,6 +25,15 @@ def test_an_event_stands_on_each_axis_where_its_step_does(tmp_path: Path) -> Non
         {"step": 2.0, "hours": 1.0, "tokens": 200.0},
         {"step": 3.0, "hours": 1.5, "tokens": 300.0},
     ]
+
+
+def test_the_axes_of_a_run_are_made_once_for_all_its_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run of months both are many."""
+    folder = written.run(tmp_path / "r")
+    (folder / "events.jsonl").write_text(written.lines([{"event": "saved", "step": step} for step in range(1, 30)]))
+    run, made, concatenate = read_run(folder), list[object](), np.concatenate
+    monkeypatch.setattr(np, "concatenate", lambda *arrays: (made.append(arrays), concatenate(*arrays))[1])
+    assert [mark.places["step"] for mark in marks(run)] == [*range(1, 30)] and len(made) <= 3
 
 
 def test_a_step_without_a_number_of_tokens_has_none_behind_it(tmp_path: Path) -> None:

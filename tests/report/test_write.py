@@ -7,6 +7,7 @@ import pytest
 from colonnade.errors import ConfigError
 from colonnade.report.record import names_of
 from colonnade.report.write import DEFAULT, MOST_RUNS, write_report
+from colonnade.train.lines import object_in
 from tests.report import written
 
 
@@ -17,6 +18,21 @@ def test_a_page_of_as_many_runs_as_it_can_show_is_written_where_one_stands(
     monkeypatch.chdir(tmp_path)
     write_report([folder] * MOST_RUNS, None)
     assert f"{MOST_RUNS} runs" in Path(DEFAULT).read_text() and not (folder / DEFAULT).exists()
+
+
+def test_a_page_that_is_written_again_reads_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, parsed = written.run(tmp_path / "r", steps=50), list[object]()
+    events = (folder / "events.jsonl").read_text().splitlines(keepends=True)
+    (folder / "events.jsonl").write_text(events[0])
+
+    def sleep(seconds: float) -> None:
+        parsed.clear()
+        (folder / "events.jsonl").write_text("".join(events))
+
+    monkeypatch.setattr("colonnade.report.write.time.sleep", sleep)
+    monkeypatch.setattr("colonnade.report.growing.object_in", lambda line: (parsed.append(line), object_in(line))[1])
+    write_report([folder], None, live=1)
+    assert "saved" in (folder / DEFAULT).read_text() and 0 < len(parsed) < 50
 
 
 def test_what_could_not_be_read_of_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,25 +80,29 @@ def _between(time: float | None, times: Sequence[float], steps: Sequence[float])
 
 def marks(run: Record) -> list[Mark]:
     """What befell the run, for every horizontal axis that its steps have."""
-    found = []
-    for event, step in zip(run.events, steps_of(run.events), strict=True):
-        if event["event"] not in QUIET and math.isfinite(step):
-            words = " ".join(
-                [event["event"], f"· step {step:,.0f}", *([f"· {about}"] if (about := details(event)) else [])]
-            )
-            found.append(Mark(sign(event), words, _places(run, step)))
-    return found
+    shown = [
+        (event, step)
+        for event, step in zip(run.events, steps_of(run.events), strict=True)
+        if event["event"] not in QUIET and math.isfinite(step)
+    ]
+    places = _places(run, [step for _, step in shown])
+    return [Mark(sign(event), _words(event, step), at) for (event, step), at in zip(shown, places, strict=True)]
 
 
-def _places(run: Record, step: float) -> dict[str, float]:
-    places = {"step": step}
+def _words(event: Mapping[str, Any], step: float) -> str:
+    about = details(event)
+    return " ".join([event["event"], f"· step {step:,.0f}", *([f"· {about}"] if about else [])])
+
+
+def _places(run: Record, steps: Sequence[float]) -> list[dict[str, float]]:
+    """Where each of these steps is on each axis."""
+    axes = {"step": list(steps)}
     if len(run.steps):
-        steps = np.concatenate([[0.0], run.steps])
-        places["hours"] = float(np.interp(step, steps, np.concatenate([[0.0], run.hours])))
-        tokens = run.columns.get("tokens")
-        if tokens is not None:
-            places["tokens"] = float(np.interp(step, steps, np.concatenate([[0.0], np.nan_to_num(tokens)])))
-    return places
+        known = np.concatenate([[0.0], run.steps])
+        for name, values in (("hours", run.hours), ("tokens", run.columns.get("tokens"))):
+            if values is not None:
+                axes[name] = np.interp(steps, known, np.concatenate([[0.0], np.nan_to_num(values)])).tolist()
+    return [dict(zip(axes, values, strict=True)) for values in zip(*axes.values(), strict=True)]
 
 
 def details(event: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from colonnade.config.numbers import size_of_text
 from colonnade.errors import ConfigError
 from colonnade.outputs import PAGES, check_output
 from colonnade.report.page import page, state_of, sweep_page
-from colonnade.report.record import Record, names_of, read_run
+from colonnade.report.record import Record, RunReader, names_of
 from colonnade.report.sweep import as_csv, is_sweep, read_sweep_folder
 from colonnade.train.sweep import SUMMARY, SUMMARY_TABLE
 
@@ -37,14 +37,16 @@ def write_report(folders: Sequence[Path], output: Path | None, *, live: int = 0,
         )
     path = output or (folders[0] / DEFAULT if len(folders) == 1 else Path(DEFAULT))
     check_output(path, PAGES)
-    runs = _written(folders, path, live)
+    otherwise = f", or the folder of a sweep, with its {SUMMARY}" if len(folders) == 1 else ""
+    readers = [(name, RunReader(folder, otherwise)) for folder, name in zip(folders, names_of(folders), strict=True)]
+    runs = _written(readers, path, live)
     for run in runs:
         for note in run.notes:
             print(f"{run.name}: {note}", flush=True)
     print(f"{path}: {size_of_text(path.stat().st_size)}.", flush=True)
     while live and any(state_of(run) == "running" for run in runs):
         time.sleep(live)
-        runs = _written(folders, path, live)
+        runs = _written(readers, path, live)
 
 
 def _write_sweep(folder: Path, output: Path | None, task: str | None) -> None:
@@ -61,11 +63,9 @@ def _write_sweep(folder: Path, output: Path | None, task: str | None) -> None:
     print(f"{path}: {size_of_text(path.stat().st_size)}; {table}.", flush=True)
 
 
-def _written(folders: Sequence[Path], path: Path, live: int) -> list[Record]:
-    """The runs as they are now. The page of runs that have ended is not read again by a browser."""
-    otherwise = f", or the folder of a sweep, with its {SUMMARY}" if len(folders) == 1 else ""
-    named = zip(folders, names_of(folders), strict=True)
-    runs = [replace(read_run(folder, otherwise), called=name) for folder, name in named]
+def _written(readers: Sequence[tuple[str, RunReader]], path: Path, live: int) -> list[Record]:
+    """The runs as they are now, by their names. The page of runs that have ended is not read again by a browser."""
+    runs = [replace(reader.read(), called=name) for name, reader in readers]
     under_way = any(state_of(run) == "running" for run in runs)
     write_whole(path, page(runs, refresh=live if under_way else 0).encode())
     return runs
