@@ -8628,6 +8628,20 @@ MUTATIONS = [
         ("tests/report/test_write.py",),
     ),
     Mutation(
+        "an upload takes a checkpoint for the one that it has taken the place of",
+        "train/uploads.py",
+        "            if self._digests.get(step, (None,))[0] != file:\n",
+        "            if step not in self._digests:\n",
+        (UPLOADS,),
+    ),
+    Mutation(
+        "an upload reads the manifests of all checkpoints that are kept",
+        "train/uploads.py",
+        "            if self._digests.get(step, (None,))[0] != file:\n",
+        "            if True:\n",
+        (UPLOADS,),
+    ),
+    Mutation(
         "behind a return by hand the copies in memory still count",
         "train/rollbacks.py",
         "    (run / COPIES).unlink(missing_ok=True)\n",

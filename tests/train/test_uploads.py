@@ -292,6 +292,27 @@ def test_the_record_is_put_beside_no_checkpoint_that_is_not_there(run: Run) -> N
     assert run.stored.steps() == {6: False}
 
 
+def test_of_what_is_kept_for_good_no_manifest_is_read_at_each_save(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be thousands, of megabytes each. One that another has taken the place of is read."""
+    going, read, read_bytes = run.uploads(keep_every=1), list[str](), Path.read_bytes
+
+    def noted(path: Path) -> bytes:
+        if path.name == MANIFEST:
+            read.append(path.parent.name)
+        return read_bytes(path)
+
+    run.save(1, 2, 3, 4)
+    going._there = {step: str(going._digest(step)) for step in (1, 2, 3, 4)}
+    run.save(5)
+    monkeypatch.setattr(Path, "read_bytes", noted)
+    assert going._next(run.stored) == 5 and read == [folder_name(5)]
+    going._there[5] = str(going._digest(5))
+    going._tidy(run.stored)
+    assert going._next(run.stored) is None and read == [folder_name(5)]
+    run.save(3, content="second")
+    assert going._next(run.stored) == 3 and read == [folder_name(5), folder_name(3)]
+
+
 def test_what_was_undone_stays_until_what_the_run_has_returned_to_is_there(run: Run) -> None:
     """It may be all that there is: a checkpoint that came while a later one was being uploaded never was."""
     run.save(2, 4)

@@ -60,6 +60,8 @@ class Uploads:
         """Whose files are being read."""
         self._there: dict[int, str] | None = None
         """What the storage has: of each step the digest, or ELSEWHERE; empty where it is not whole. None: look."""
+        self._digests = dict[int, tuple[tuple[int, int, int], str]]()
+        """Of manifests here: which file it was of."""
         self._still_counts = set[tuple[int, str, bytes]]()
         """What no rollback has undone: steps, as `_there` has them, and the rollbacks that were there then."""
         self._refreshes = True
@@ -207,11 +209,16 @@ class Uploads:
         return {step: of(step, sealed) for step, sealed in stored.steps().items()}
 
     def _digest(self, step: int) -> str | None:
-        """None of a checkpoint that was deleted meanwhile."""
+        """None of a checkpoint that was deleted meanwhile. One that is the same file as before is not read again."""
+        manifest = self._folder(step) / MANIFEST
         try:
-            return digest((self._folder(step) / MANIFEST).read_bytes())
+            found = manifest.stat()
+            file = found.st_ino, found.st_size, found.st_mtime_ns
+            if self._digests.get(step, (None,))[0] != file:
+                self._digests[step] = file, digest(manifest.read_bytes())
         except FileNotFoundError:
             return None
+        return self._digests[step][1]
 
     def _folder(self, step: int) -> Path:
         return checkpoints(self._run) / folder_name(step)
