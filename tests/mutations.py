@@ -11652,6 +11652,13 @@ MUTATIONS = [
         "(stage, stage + 1), beside)",
         ("tests/planner/test_compose.py",),
     ),
+    Mutation(
+        "compiled AdamW computes the mean from the last one, however small its share",
+        "kernels/compiled.cpp",
+        "from_gradient(beta1 <= 0.5)",
+        "from_gradient(false)",
+        ("tests/optim/test_adamw.py",),
+    ),
 ]
 
 

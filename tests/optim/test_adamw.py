@@ -209,6 +209,23 @@ def test_the_compiled_kernels_means_are_exact_whatever_the_betas(beta2: float) -
 
 
 @pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("beta1", [0.0, 0.25, 0.5, 0.75])
+def test_a_gradient_far_smaller_than_the_last_is_not_lost_in_the_compiled_kernels_mean(beta1: float) -> None:
+    """With β₁ = 0 it is the mean: g, and not m + (g − m)."""
+    rule, each = AdamW(beta1, 0.0, 1e-12, 0.0), {}
+    for compiled, dtype in ((True, torch.float32), (False, torch.float32), (False, torch.float64)):
+        weights = torch.zeros(40, dtype=dtype)
+        state = rule.init(weights)
+        for step, gradient in enumerate((torch.linspace(-3.0, 3.0, 40), torch.logspace(-9, -7, 40)), 1):
+            params = ParamSlice(weights, gradient.to(dtype), state, decayed=False, compiled=compiled)
+            rule.update_([params], step=step, learning_rate=1.0, factor=torch.ones((), dtype=torch.float64))
+        each[compiled, dtype] = state["exp_avg"].double()
+    exact = each[False, torch.float64]
+    for found in (each[True, torch.float32], each[False, torch.float32]):
+        torch.testing.assert_close(found, exact, rtol=3e-7, atol=0.0)
+
+
+@pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_slices_cut_anywhere_have_the_same_bits_by_the_compiled_kernel(threads: int) -> None:
     """As ranks cut them, with any number of threads."""

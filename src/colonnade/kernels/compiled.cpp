@@ -1067,10 +1067,14 @@ Tensor norm_backward(const std::optional<Tensor>& of_weight, const std::optional
 constexpr int64_t NEAR = 1 << 12;  // numbers of which the L1 cache has the weights when they are rounded
 
 // The constants of one step of AdamW, each rounded once: 1 − β of a β that is near 1 has few digits of a rounded β's.
+// The new mean is computed from the nearer of the old one and the gradient, m + (1 − β₁)·(g − m) or g − β₁·(g − m): with
+// β₁ = 0 it is g to the last bit, however large m was. (As torch's lerp.)
 struct Step {
-  float factor, fresh1, beta2, fresh2, kept, rate, root, epsilon;
+  bool from_gradient;
+  float factor, share, beta2, fresh2, kept, rate, root, epsilon;
   Step(double factor, double learning_rate, double beta1, double beta2, double epsilon, double weight_decay, int64_t step)
-      : factor(factor), fresh1(1.0 - beta1), beta2(beta2), fresh2(1.0 - beta2), kept(1.0 - learning_rate * weight_decay),
+      : from_gradient(beta1 <= 0.5), factor(factor), share(from_gradient ? -beta1 : 1.0 - beta1), beta2(beta2),
+        fresh2(1.0 - beta2), kept(1.0 - learning_rate * weight_decay),
         rate(learning_rate / (1.0 - std::pow(beta1, step))), root(1.0 / std::sqrt(1.0 - std::pow(beta2, step))),
         epsilon(epsilon) {}
 };
@@ -1084,7 +1088,8 @@ void adamw(float* weights, const float* gradients, float* mean, float* square, N
 #pragma omp simd
       for (int64_t i = first; i < last; ++i) {
         const float g = gradients[i] * by.factor;
-        const float m = mean[i] + by.fresh1 * (g - mean[i]), v = by.beta2 * square[i] + by.fresh2 * g * g;
+        const float m = (by.from_gradient ? g : mean[i]) + by.share * (g - mean[i]);
+        const float v = by.beta2 * square[i] + by.fresh2 * g * g;
         mean[i] = m, square[i] = v;
         weights[i] = weights[i] * by.kept - by.rate * m / (std::sqrt(v) * by.root + by.epsilon);
       }
