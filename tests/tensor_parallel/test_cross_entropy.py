@@ -392,3 +392,10 @@ def test_a_rank_with_the_label_alone_has_no_part_of_the_other_tokens(monkeypatch
     x, table = torch.ones(2, HIDDEN), torch.ones(1, HIDDEN)
     found = cross_entropy._fused_softmax([torch.zeros(2, 1)], x, table, label, torch.ones(2), Mesh().tp)
     assert found.fraction.tolist() == pytest.approx([0.0, 1 / 3])
+
+
+def test_a_rank_without_rows_has_no_part_of_a_token_whose_label_is_all_there_is() -> None:
+    """A vocabulary of one entry: no rank has another, and the log-sum-exp of the others is -∞."""
+    label = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
+    found = cross_entropy._softmax(torch.zeros(2, 0), label, torch.ones(2), Mesh().tp, apart=True)
+    assert found.fraction.tolist() == found.slope.tolist() == found.losses.tolist() == [0.0, 0.0]

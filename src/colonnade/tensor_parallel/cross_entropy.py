@@ -335,7 +335,7 @@ def _softmax(logits: Tensor, label: tuple[Tensor, Tensor], weights: Tensor, tp: 
         _hide_labels_(logits, label)
     local_lse, probabilities = _softmax_(logits)
     lse, target = _across_ranks(local_lse, local_target, tp)
-    fraction = (local_lse - lse).exp()
+    fraction = (local_lse - lse).exp().masked_fill_(local_lse == -torch.inf, 0.0)  # without rows, lse may be -∞ too
     if apart:
         return _apart(lse, target, [probabilities], fraction, weights)
     return _Softmax(lse - target, [probabilities], fraction, weights)
