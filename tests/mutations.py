@@ -701,6 +701,13 @@ MUTATIONS = [
         ("tests/tasks/test_tasks.py",),
     ),
     Mutation(
+        "weights may add up to less than nothing",
+        "train/step.py",
+        "and bool((counts < 0).any())",
+        "and False",
+        (STEP,),
+    ),
+    Mutation(
         "the last sums are not waited for",
         "data_parallel/zero.py",
         "        while self._reducing:\n",

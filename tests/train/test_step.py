@@ -198,6 +198,22 @@ def test_labels_may_count_less_than_one_in_all() -> None:
     assert few.loss == pytest.approx(after(case, [batch])[0].loss, rel=1e-12)
 
 
+def test_labels_may_count_less_than_nothing_but_not_all_together() -> None:
+    """A mean by weights of both signs is one; divided by a sum below 0 it would be learned backwards."""
+    case = Case(drop=0.0, clipped=False)
+    batch = global_batch(case, 0)
+    negative = torch.arange(GLOBAL_BATCH) == 0
+    first, others = (
+        after(case, [replace(batch, loss_mask=batch.loss_mask * each)])[0] for each in (negative, ~negative)
+    )
+    total = others.counts[0] - first.counts[0]
+    mean = (others.loss * others.counts[0] - first.loss * first.counts[0]) / total
+    signed = batch.loss_mask * torch.where(negative, -1.0, 1.0)
+    assert after(case, [replace(batch, loss_mask=signed)])[0].loss == pytest.approx(mean, rel=1e-12)
+    with pytest.raises(AssertionError, match=rf"adds up to \[-{total}\.0\], and the loss is the mean by it"):
+        after(case, [replace(batch, loss_mask=-signed)])
+
+
 def test_a_batch_without_a_single_label_only_decays() -> None:
     case = Case(drop=0.1)
     config, state = fresh(case)

@@ -60,6 +60,10 @@ def train_step(
     """
     task = state.task
     counts = all_reduce(torch.stack([task.counts(batch) for batch in microbatches], -1).sum(-1), mesh.reduce)
+    assert not _is_negative(counts), (
+        f"what counts in each loss adds up to {counts.tolist()}, and the loss is the mean by it: weights of both signs "
+        "take a task whose `counts` are something else, and whose `inputs` weigh (docs/extend.md)"
+    )
     scale = state.loss_scale.value
     inputs = [task.inputs(batch, scale / counts.where(counts > 0, 1.0), train.seed) for batch in microbatches]
     if state.teacher is not None:
@@ -84,6 +88,11 @@ def train_step(
     each = tuple(mean if count > 0 else None for mean, count in zip(means, counts.tolist(), strict=True))
     total = None if None in each else sum(means)
     return StepResult(total, float(norm), rate, each, tuple(map(int, counts.tolist())), scale, skipped, reading)
+
+
+def _is_negative(counts: Tensor) -> bool:
+    """Whether one of these sums is. On CUDA, where the host would wait for the answer, nobody asks."""
+    return not (counts.is_cuda or counts.is_meta) and bool((counts < 0).any())
 
 
 def update_(state: TrainState, norm: Tensor, mesh: Mesh, train: TrainConfig) -> tuple[float, bool]:
