@@ -708,6 +708,20 @@ MUTATIONS = [
         (STEP,),
     ),
     Mutation(
+        "a step that cannot be taken is counted",
+        "train/step.py",
+        "    step, scale = state.step + 1, state.loss_scale\n",
+        "    step, scale = state.step + 1, state.loss_scale\n    state.step = step\n",
+        (STEP,),
+    ),
+    Mutation(
+        "AdamW's kernel is handed numbers of the default dtype",
+        "optim/adamw.py",
+        "torch.ones((), dtype=torch.float32, device=device)",
+        "torch.ones((), device=device)",
+        ("tests/optim/test_adamw.py",),
+    ),
+    Mutation(
         "the last sums are not waited for",
         "data_parallel/zero.py",
         "        while self._reducing:\n",
@@ -811,7 +825,7 @@ MUTATIONS = [
     Mutation(
         "a skipped step counts in the optimizer's means",
         "train/step.py",
-        "step=state.step - state.skipped,",
+        "step=step - state.skipped,",
         "step=state.step,",
         (OVERFLOW,),
     ),
@@ -1144,8 +1158,8 @@ MUTATIONS = [
     Mutation(
         "a skipped step does not move the learning rate",
         "train/step.py",
-        "rate, scale = state.learning_rate(state.step), state.loss_scale",
-        "rate, scale = state.learning_rate(state.step - state.skipped), state.loss_scale",
+        "rate = state.learning_rate(step)",
+        "rate = state.learning_rate(step - state.skipped)",
         (OVERFLOW,),
     ),
     Mutation(

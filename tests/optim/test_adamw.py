@@ -21,7 +21,7 @@ def gradients(dtype: torch.dtype) -> list[Tensor]:
 
 
 def start(dtype: torch.dtype) -> Tensor:
-    return torch.randn(COUNT, generator=torch.Generator().manual_seed(0)).to(dtype)
+    return torch.randn(COUNT, dtype=torch.float32, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
 def torchs(dtype: torch.dtype, weight_decay: float, *, fused: bool, factor: float = 1.0) -> Tensor:
@@ -52,6 +52,17 @@ def ours(
             factor=torch.tensor(factor, dtype=torch.float64),
         )
     return weights
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_default_dtype_of_the_process_is_nothing_to_it(dtype: torch.dtype, default: torch.dtype) -> None:
+    expected, usual = ours(dtype, 0.1), torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        assert torch.equal(ours(dtype, 0.1), expected)
+    finally:
+        torch.set_default_dtype(usual)
 
 
 @pytest.mark.parametrize("fused", [False, True])

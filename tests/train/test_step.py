@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from colonnade.config.schema import Config
 from colonnade.data.loader import Batch
 from colonnade.mesh.mesh import Mesh
+from colonnade.optim.adamw import AdamW
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import StepResult, train_step
 from colonnade.train.thermometers import Thermometers
@@ -297,6 +298,21 @@ def test_who_is_called_before_the_update_sees_what_it_will_change() -> None:
         (called,) = seen
         assert all(map(torch.equal, called, before)) and not any(map(torch.equal, called, numbers()))
         seen.clear()
+
+
+class Refusing(AdamW):
+    """An optimizer of one's own that cannot take a step."""
+
+    def update_(self, *_: object, **__: object) -> None:
+        raise BrokenOff
+
+
+def test_a_step_whose_update_is_refused_is_none() -> None:
+    config, state = fresh(CASES[0])
+    state.optimizer = Refusing(0.9, 0.95, 1e-8, 0.0)
+    with pytest.raises(BrokenOff):
+        step(CASES[0], state, in_microbatches(CASES[0], 0))
+    assert (state.step, state.learning_rate(state.step + 1)) == (0, config.optim.learning_rate / 2)
 
 
 def test_what_thermometers_and_an_evaluation_send_is_not_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:

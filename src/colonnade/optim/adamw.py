@@ -60,7 +60,7 @@ class AdamW:
     def _update_alike_(self, slices: list[ParamSlice], step: int, learning_rate: float, factor: Tensor) -> None:
         weights, gradients = [each.weights for each in slices], [each.gradients for each in slices]
         device = weights[0].device
-        inverse = torch.ones((), device=device)
+        inverse = torch.ones((), dtype=torch.float32, device=device)  # what the kernel takes, whatever is the default
         if weights[0].dtype is torch.float32:
             inverse = factor.to(inverse).reciprocal()  # the kernel divides by this fp32 number in its own pass
         else:
@@ -71,7 +71,7 @@ class AdamW:
             [each.state["exp_avg"] for each in slices],
             [each.state["exp_avg_sq"] for each in slices],
             [],
-            list(torch.full((len(slices),), float(step - 1), device=device).unbind()),  # written there, not copied
+            list(inverse.new_full((len(slices),), step - 1).unbind()),  # written there, not copied
             fused=True,
             grad_scale=inverse,
             found_inf=torch.zeros_like(inverse),

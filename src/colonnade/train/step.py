@@ -101,25 +101,26 @@ def update_(state: TrainState, norm: Tensor, mesh: Mesh, train: TrainConfig) -> 
     All ranks see the same norm, so that all skip or none. A skipped step moves the learning rate and the data on, and
     does not count for the optimizer's running means.
     """
-    state.step += 1
-    rate, scale = state.learning_rate(state.step), state.loss_scale
+    step, scale = state.step + 1, state.loss_scale
+    rate = state.learning_rate(step)
     if scale.is_dynamic:
         overflow = not math.isfinite(float(norm))
         state.loss_scale = scale.next(overflow)
         if overflow:
-            state.skipped += 1
+            state.step, state.skipped = step, state.skipped + 1
             return rate, True
     for bucket in state.buckets:
         bucket.copy_to_optimizer()
     shared = mesh.stage if state.ownership.zero else mesh.tp  # the ranks that have shards of the same weights
     state.optimizer.update_(
         state.param_slices,
-        step=state.step - state.skipped,
+        step=step - state.skipped,
         learning_rate=rate,
         factor=clip_factor(norm, train.gradient_clip) / scale.value,
         num_weights=state.num_weights,
         total=lambda sums: all_reduce(sums, shared),
         watch=state.thermometers.watch,
     )
+    state.step = step
     state.ownership.publish(copied=True)
     return rate, False
