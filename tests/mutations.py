@@ -10069,6 +10069,13 @@ MUTATIONS = [
         ("tests/pipeline/test_runner.py",),
     ),
     Mutation(
+        "leaving a checkpoint ends the process group of the program",
+        "launch/launch.py",
+        "    if is_rank() and dist.is_available() and dist.is_initialized():",
+        "    if dist.is_available() and dist.is_initialized():",
+        ("tests/launch/test_launch.py",),
+    ),
+    Mutation(
         "the sum over tp is put down to the last unit",
         "data_parallel/zero.py",
         'self._reducing.popleft().finish_reduction()\n        self.mesh.ledger.unit = ""\n',

@@ -588,6 +588,19 @@ def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.set_num_threads(threads)
 
 
+def test_a_group_of_the_program_itself_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that opens a checkpoint beside a training of its own, whose ranks no launcher has started."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        launch.connect(1, "cpu", threads=torch.get_num_threads())
+        launch.disconnect()
+        assert torch.distributed.is_initialized()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_torch_is_asked_for_gpus_when_what_their_driver_reads_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what the user has set stays."""
     for name in ("RANK", "WORLD_SIZE"):

@@ -235,11 +235,13 @@ def neighbours() -> range:
 
 
 def disconnect() -> None:
-    """Leave the run's process group. Harmless where there is none. May stand in a `finally`."""
+    """Leave the run's process group. Harmless where there is none, and to one that a program which nobody launched has
+    made for itself. May stand in a `finally`.
+    """
     import torch.distributed as dist
 
     note_failure(sys.exc_info()[1])  # before the other ranks lose their connection to this one
-    if dist.is_available() and dist.is_initialized():
+    if is_rank() and dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 
