@@ -10076,6 +10076,13 @@ MUTATIONS = [
         ("tests/launch/test_launch.py",),
     ),
     Mutation(
+        "a program that joins its ranks again finds the addresses of before",
+        "launch/elastic.py",
+        'store.add(f"groups/{rank}", int(new))',
+        'store.add(f"groups/{rank}", 0)',
+        ("tests/launch/test_elastic.py",),
+    ),
+    Mutation(
         "the sum over tp is put down to the last unit",
         "data_parallel/zero.py",
         'self._reducing.popleft().finish_reduction()\n        self.mesh.ledger.unit = ""\n',

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
-from colonnade.launch.elastic import agreed_name
+from colonnade.launch.elastic import START, agreed_name, store_of_group
 
 
 def started(store: HashStore, size: int, ranks: Sequence[int]) -> list[str]:
@@ -59,3 +59,15 @@ def test_fewer_ranks_start_again() -> None:
     (before,) = set(started(store, 4, range(4)))
     (after,) = set(started(store, 2, range(2)))
     assert before != after
+
+
+def test_each_group_of_a_rank_has_keys_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a program joins its ranks again, the store has the addresses of the group before."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), START: "start"}.items():
+        monkeypatch.setenv(name, value)
+    for number in range(3):
+        first, second = (store_of_group(rank, 2, 20.0, new=True) for rank in range(2))
+        assert not second.check(["address"])
+        first.set("address", str(number))
+        assert second.get("address") == store_of_group(1, 2).get("address") == str(number).encode()

@@ -172,6 +172,27 @@ def torchrun(num_ranks: int, *arguments: object, restarts: int = 0) -> Answer:
 
 
 @pytest.mark.slow
+def test_a_program_may_join_its_ranks_again_and_again(tmp_path: Path) -> None:
+    """As one that measures several checkpoints: torchrun's store has the addresses of the groups before."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        """import torch
+from colonnade.launch.join import joined
+from colonnade.mesh.collectives import all_reduce
+from colonnade.mesh.layout import Layout
+
+for number in range(5):
+    with joined(Layout(tp=2), "cpu", timeout=60.0) as (mesh, _):
+        total = all_reduce(torch.tensor([mesh.rank + number]), mesh.tp)
+    assert total.item() == 1 + 2 * number and not torch.distributed.is_initialized()
+"""
+    )
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
 def test_all_mistakes_are_told_at_once_and_once(config: Path) -> None:
     answer = torchrun(2, "train", config, "parallel.dp=2", "train.steps=-1", "data.train=/nowhere")
     told = [line for line in answer.err.splitlines() if line.startswith(("colonnade: ", "  ")) and "/nowhere" in line]

@@ -46,6 +46,17 @@ def store_of_start(rank: int, size: int, timeout: float = 600.0) -> Any:
     return dist.PrefixStore(f"colonnade/{os.environ.get(START, '')}", store)  # type: ignore[attr-defined]
 
 
+def store_of_group(rank: int, size: int, timeout: float = 600.0, *, new: bool = False) -> Any:
+    """The same, with keys of the process group that this rank forms now (`new`), or has formed last: a program may form
+    one after the other, and in the store is where ranks were to be reached in those before.
+    """
+    import torch.distributed as dist
+
+    store = store_of_start(rank, size, timeout)
+    number = store.add(f"groups/{rank}", int(new))  # the same on all ranks, since all form every group
+    return dist.PrefixStore(str(number), store)  # type: ignore[attr-defined]
+
+
 def agreed_name(store: Any, rank: int, size: int, timeout: float) -> str:
     """The name of this start, the same on all of its `size` ranks. TimeoutError after `timeout` seconds."""
     end, word = time.monotonic() + timeout, uuid4().hex

@@ -36,7 +36,7 @@ from colonnade.errors import LayoutError, mistake, name_of
 from colonnade.launch import idle, process
 from colonnade.launch.board import Board, FolderBoard, StoreBoard, note, note_of_failure
 from colonnade.launch.devices import check_threads, choose_device
-from colonnade.launch.elastic import is_shared, store_of_start
+from colonnade.launch.elastic import is_shared, store_of_group, store_of_start
 from colonnade.launch.freed_memory import keep_freed_memory
 from colonnade.launch.supervisor import At, Ended, Failure, Supervisor
 
@@ -169,7 +169,7 @@ def connect(
                 "where the other ranks are is unknown. Start with torchrun, which sets them all, or unset RANK and "
                 "WORLD_SIZE."
             )
-        store = store_of_start(rank, size, timeout) if is_shared() else None
+        store = store_of_group(rank, size, timeout, new=True) if is_shared() else None
         method = f"file://{folder}/rendezvous" if folder else "env://"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo",
@@ -225,7 +225,7 @@ def board() -> Board | None:
         return None
     if FOLDER in os.environ:
         return FolderBoard(Path(os.environ[FOLDER]))
-    return StoreBoard(_store())
+    return StoreBoard(store_of_group(*rank_and_size()))
 
 
 def neighbours() -> range:
