@@ -6631,6 +6631,27 @@ MUTATIONS = [
         ("tests/train/test_run_folder.py",),
     ),
     Mutation(
+        "a batch script is proposed more copies than divide the batch",
+        "launch/slurm.py",
+        "{'' if rest or check(more) else",
+        "{'' if rest else",
+        ("tests/launch/test_slurm.py",),
+    ),
+    Mutation(
+        "a batch script is proposed a layout that leaves ranks idle",
+        "config/fitting.py",
+        "range(num_ranks, num_ranks + 1), [config])",
+        "range(1, num_ranks + 1), [config])",
+        ("tests/launch/test_slurm.py",),
+    ),
+    Mutation(
+        "a batch script is proposed tensor-parallel ranks across machines",
+        "config/fitting.py",
+        " if per_node % each.parallel.tp == 0]",
+        "]",
+        ("tests/launch/test_slurm.py",),
+    ),
+    Mutation(
         "a run starts though its stop file lies there",
         "train/same_run.py",
         "    if (folder / STOP_FILE).exists():",

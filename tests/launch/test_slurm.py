@@ -1,6 +1,7 @@
 """The batch script of a run: what it asks for, what is refused, and when it is queued again."""
 
 import os
+import re
 import shlex
 import stat
 import subprocess
@@ -130,15 +131,38 @@ def test_ranks_of_a_tensor_parallel_group_share_a_node(config: Path, ranks: int,
     assert any("would lie across two nodes" in each for each in found) != fits
 
 
-@pytest.mark.parametrize(("nodes", "ranks", "more"), [(3, 6, ""), (5, 4, ", or parallel.dp=5")])
-def test_for_more_ranks_another_layout_is_proposed_where_copies_come_out_even(
-    config: Path, nodes: int, ranks: int, more: str
-) -> None:
-    known = load(config)
-    parallel = known.parallel.model_copy(update={"tp": 2, "pp": 2, "dp": 4})
-    (found,) = problems(known.model_copy(update={"parallel": parallel}), Job(nodes, ranks, "60", gpus=False))
-    assert found.startswith(f"{nodes} nodes × {ranks} ranks = {nodes * ranks} ranks, but ")
-    assert found.endswith(f"each place needs a rank. Ask for 16{more}.")
+@pytest.mark.parametrize(
+    ("example", "nodes", "said"),
+    [
+        ("gpt2-355m", 3, r"Ask for 8\.$"),  # 24 does not divide the batch
+        ("gpt2-355m", 2, r"Ask for 8, or parallel\.dp=16\.$"),
+        ("bloom-176b", 47, r"A layout for them: parallel\.pp="),
+        ("gpt2-8.3b", 31, r"A layout for them: parallel\.pp="),
+        ("gpt2-8.3b", 32, r"A layout for them: parallel\.dp=32\.$"),
+        ("gpt2-8.3b", 65, r"Ask for 512\.$"),
+        ("gpt2-8.3b", 1, r"A layout for them: parallel\.dp=1\.$"),
+    ],
+)
+def test_what_is_proposed_can_be_asked_for(example: str, nodes: int, said: str) -> None:
+    """All machines are in it then, and no check has anything against it."""
+    file = Path(__file__).parents[2] / "examples" / f"{example}.toml"
+    (found,) = problems(load(file), Job(nodes, 8, "60"))
+    assert re.search(f"each place needs a rank. (?:{said})", found), found
+    for before in ("A layout for them: ", ", or "):
+        keys = found.partition(before)[2].removesuffix(".").split()
+        assert not keys or list(problems(load(file, keys), Job(nodes, 8, "60"))) == []
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 5), (1, 3), (5, 1), (2, 3)])
+def test_no_proposal_tears_a_tensor_parallel_group(config: Path, nodes: int, ranks: int) -> None:
+    keys = ["parallel.tp=2", "parallel.dp=4", "train.micro_batch_size=1"]
+    found = next(problems(load(config, keys), Job(nodes, ranks, "60", gpus=False)))
+    asked = re.search(r"Ask for (\d+), with (.*)\.$", found)
+    proposed = asked[2] if asked else found.partition("A layout for them: ")[2].removesuffix(".")
+    count = int(asked[1]) if asked else nodes * ranks
+    machines = count // ranks or 1
+    job = Job(machines, count // machines, "60", gpus=False)
+    assert list(problems(load(config, [*keys, *proposed.split()]), job)) == []
 
 
 @pytest.mark.parametrize(("array", "fits"), [("1", True), ("1-1", True), ("9-10", True), ("4-1", False), ("1-", False)])

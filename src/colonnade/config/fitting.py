@@ -54,9 +54,19 @@ def fitting(config: Config, num_ranks: int, from_now_on: Sequence[Config] = ()) 
     if num_ranks >= wanted.num_ranks:
         return Fit(config, f"the layout of the configuration, {in_words(config)}")
     now = from_now_on[0] if from_now_on else config
-    candidates = _candidates(now, num_ranks, [config, *from_now_on])
+    candidates = _candidates(now, range(1, num_ranks + 1), [config, *from_now_on])
     found = min(candidates, key=lambda each: _order(each, now))
     return Fit(_on_the_layout_of(found, config), _reason(found, now, num_ranks))
+
+
+def exactly(config: Config, num_ranks: int, *, per_node: int) -> Fit | None:
+    """The best layout in which all of `num_ranks` ranks have a place, `per_node` of them on a machine, with no tp
+    across two of these; None where there is none.
+    """
+    candidates = _candidates(config, range(num_ranks, num_ranks + 1), [config])
+    within = [each for each in candidates if per_node % each.parallel.tp == 0]
+    found = min(within, key=lambda each: _order(each, config), default=None)
+    return None if found is None else Fit(found, _reason(found, config, num_ranks))
 
 
 def in_words(config: Config) -> str:
@@ -87,12 +97,12 @@ def _on_the_layout_of(found: Config, config: Config) -> Config:
     return config.model_copy(update={"parallel": found.parallel, "train": train})
 
 
-def _candidates(config: Config, num_ranks: int, every: Sequence[Config]) -> Iterator[Config]:
+def _candidates(config: Config, num_ranks: range, every: Sequence[Config]) -> Iterator[Config]:
     wanted = config.parallel
     for tp in divisors(wanted.tp):
-        for pp in range(1, min(num_ranks // tp, config.model.num_units) + 1):
+        for pp in range(1, min(num_ranks[-1] // tp, config.model.num_units) + 1):
             for dp in divisors(config.train.global_batch_size):
-                if tp * pp * dp <= num_ranks:
+                if tp * pp * dp in num_ranks:
                     found = next(_admitted(config, tp, pp, dp, every), None)
                     if found is not None:
                         yield found

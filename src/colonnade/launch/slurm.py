@@ -13,7 +13,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from colonnade.config.fitting import fitting, in_words
+from colonnade.config.check import check
+from colonnade.config.fitting import Fit, exactly, in_words
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
@@ -75,7 +76,7 @@ def problems(config: Config, job: Job) -> Iterator[str]:
     if ranks != parallel.num_ranks:
         yield (
             f"{size}, but the layout, {in_words(config)}, has {parallel.num_ranks}: each place needs a rank. "
-            f"{_other_layout(config, ranks)}"
+            f"{_other_layout(config, job)}"
         )
     if job.ranks_per_node % parallel.tp:
         yield (
@@ -103,13 +104,25 @@ def _is_array(array: str) -> bool:
     return match is not None and int(match["last"] or match["first"]) >= int(match["first"])
 
 
-def _other_layout(config: Config, ranks: int) -> str:
+def _other_layout(config: Config, job: Job) -> str:
+    """What goes with the machines, or which of them go with a layout."""
     parallel = config.parallel
-    if ranks < parallel.num_ranks:
-        return f"A layout for them: {' '.join(fitting(config, max(1, ranks)).overrides(config))}."
-    cut = parallel.tp * parallel.pp
-    more = f", or parallel.dp={ranks // cut}" if ranks % cut == 0 else ""
-    return f"Ask for {parallel.num_ranks}{more}."
+    if job.num_ranks > parallel.num_ranks:
+        dp, rest = divmod(job.num_ranks, parallel.tp * parallel.pp)
+        more = config.model_copy(update={"parallel": parallel.model_copy(update={"dp": dp})})
+        return f"Ask for {parallel.num_ranks}{'' if rest or check(more) else f', or parallel.dp={dp}'}."
+    fit = exactly(config, job.num_ranks, per_node=job.ranks_per_node)
+    if fit is not None:
+        return f"A layout for them: {_keys(fit, config)}."
+    fewer = [(nodes, job.ranks_per_node) for nodes in range(job.nodes - 1, 0, -1)]
+    fewer += [(1, ranks) for ranks in range(job.ranks_per_node - 1, 0, -1)]
+    fits = (exactly(config, nodes * ranks, per_node=ranks) for nodes, ranks in fewer)
+    most = next(each for each in fits if each is not None)  # one rank has a layout
+    return f"No layout has so many. Ask for {most.num_ranks}, with {_keys(most, config)}."
+
+
+def _keys(fit: Fit, config: Config) -> str:
+    return " ".join(fit.overrides(config))
 
 
 def script(config: Config, job: Job, arguments: Sequence[str], python: str) -> str:
