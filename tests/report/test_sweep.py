@@ -209,7 +209,7 @@ def test_another_task_has_no_figures_beside_it(tmp_path: Path, capsys: pytest.Ca
 )
 def test_a_damaged_summary_is_told(tmp_path: Path, content: str) -> None:
     (tmp_path / "summary.json").write_text(content)
-    with pytest.raises(ConfigError, match="is no summary of a sweep"):
+    with pytest.raises(ConfigError, match=r"is no summary of a sweep .*\. Remove it, and run `colonnade finetune`"):
         read_sweep_folder(tmp_path)
 
 

@@ -137,8 +137,8 @@ def read_sweep_folder(folder: Path, task: str | None = None) -> SweepRecord:
         score = settings[0].get("score")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
-            f"{path} is no summary of a sweep ({type(error).__name__}). `colonnade finetune` writes it after each "
-            "point: run it again, and it goes on."
+            f"{path} is no summary of a sweep ({type(error).__name__}). Remove it, and run `colonnade finetune` "
+            "again: the runs beside it are taken as they are."
         ) from error
     found = SweepRecord(folder, points, "", None)
     names = found.score_names
