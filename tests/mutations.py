@@ -6652,6 +6652,13 @@ MUTATIONS = [
         ("tests/launch/test_slurm.py",),
     ),
     Mutation(
+        "a run whose first step takes more than all epochs is to have no steps",
+        "train/corpus.py",
+        'or less" if last else "Lower',
+        'or less" if last + 1 else "Lower',
+        ("tests/train/test_corpus.py",),
+    ),
+    Mutation(
         "a run starts though its stop file lies there",
         "train/same_run.py",
         "    if (folder / STOP_FILE).exists():",

@@ -149,6 +149,9 @@ def test_all_epochs_must_last_for_the_run(corpus: TinyCorpus, tmp_path: Path) ->
     open_corpus(config(corpus, tmp_path, *enough, f"train.steps={samples // 4}"))
     with pytest.raises(ConfigError, match=rf"Set train.steps to {samples // 4} or less, or raise data.epochs"):
         open_corpus(config(corpus, tmp_path, *enough, f"train.steps={samples // 4 + 1}"))
+    batch = f"train.global_batch_size={2 * (samples // 2 + 1)}"  # no number of steps is short enough
+    with pytest.raises(ConfigError, match=r"\. Lower train\.global_batch_size: one step takes more, or raise data\.ep"):
+        open_corpus(config(corpus, tmp_path, *enough, "train.steps=1", batch))
     even = [*enough, "data.epochs=4"]  # samples of all epochs make up whole batches
     open_corpus(config(corpus, tmp_path, *even, f"train.steps={samples}"))
     with pytest.raises(ConfigError, match=rf"Set train.steps to {samples} or less, or raise data.epochs"):

@@ -394,8 +394,9 @@ def check_length(
     last = step + bisect_left(range(1, steps + 1), True, key=lambda count: missing(count) is not None)
     of_length = f" of {dataset.seq_length:,} tokens" if len(curriculum.lengths) > 1 else ""
     at = f", behind step {step:,} from sample {position // a_sample + 1:,} on," if step else ""
+    shorter = f"Set train.steps to {last} or less" if last else "Lower train.global_batch_size: one step takes more"
     raise ConfigError(
         f"Up to train.steps = {config.train.steps:,}{at} the run takes {wanted:,} samples{of_length}, but data.epochs "
-        f"= {epochs} epochs of {len(dataset):,} samples are {len(dataset) * epochs:,}. Set train.steps to {last} "
-        "or less, or raise data.epochs before the run begins."
+        f"= {epochs} epochs of {len(dataset):,} samples are {len(dataset) * epochs:,}. {shorter}, or "
+        "raise data.epochs before the run begins."
     )
