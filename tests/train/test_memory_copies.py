@@ -332,7 +332,7 @@ def test_a_copy_that_fails_is_the_last(
 
 def test_without_a_supervisor_there_are_none(finished: Finished, tmp_path: Path) -> None:
     answer = forked("train", finished.config, f"run.folder={tmp_path / 'run'}", *KEYS, "train.steps=1")
-    assert answer.status == 0 and "or torchrun, and this run has neither." in answer.out
+    assert answer.status == 0 and "restarts.one_rank = true) or torchrun, and this run has neither." in answer.out
 
 
 def test_a_run_without_copies_has_no_folder_in_memory(

@@ -55,7 +55,7 @@ def folder_of_rank(restarts: RestartsConfig) -> tuple[Path | None, str]:
     if behind is None:
         return None, (
             "they last as long as what starts ranks again, the supervisor of `colonnade train` (with restarts.limit "
-            "above 0) or torchrun, and this run has neither"
+            "above 0, and with one rank restarts.one_rank = true) or torchrun, and this run has neither"
         )
     try:
         if launch.local_rank() == 0:
