@@ -99,6 +99,14 @@ def test_imports_go_down_or_stay_in_the_folder() -> None:
     assert not upward
 
 
+def test_the_page_on_the_design_has_every_folder_on_its_floor() -> None:
+    page = (SOURCE.parents[1] / "docs" / "design" / "README.md").read_text()
+    rows = dict(re.findall(r"^\| (\d+)(?: …)? \| (.*`.*) \|$", page, flags=re.MULTILINE))
+    told = {int(number): {*re.findall(r"`(\w+)`", text)} & FLOOR.keys() for number, text in rows.items()}
+    last = {folder for floor in FLOORS[max(told) :] for folder in floor if not folder.startswith(("cli_", "__"))}
+    assert [told[number] for number in sorted(told)] == [*({*floor} - {""} for floor in FLOORS[: max(told)]), last]
+
+
 def test_no_rings() -> None:
     TopologicalSorter({module: set(own_imports(tree)) - {module} for module, tree in trees().items()}).prepare()
 
