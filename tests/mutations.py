@@ -5975,8 +5975,8 @@ MUTATIONS = [
     Mutation(
         "a search leaves out the copies of gradients that are summed in 16 bits",
         "planner/compose.py",
-        'if train.reduce_precision == "16-bit":\n        return whole + two * width',
-        "if False:\n        return whole + two * width",
+        'if train.reduce_precision == "16-bit":\n        return whole + moment.under_way * width',
+        "if False:\n        return whole + moment.under_way * width",
         ("tests/planner/test_compose.py",),
     ),
     Mutation(
@@ -11507,8 +11507,8 @@ MUTATIONS = [
     Mutation(
         "units that follow one another from the last to the first are not counted",
         "planner/compose.py",
-        "(units[:3] if is_ring else [])",
-        "()",
+        "units[:3] if is_ring else []",
+        "[]",
         ("tests/planner/test_compose.py",),
     ),
     Mutation(
@@ -11626,15 +11626,22 @@ MUTATIONS = [
     Mutation(
         "a search has most parameters gathered whatever gradients are there",
         "planner/compose.py",
-        "pairs[max(at - 1, 0)] if at >= 0 else max(pairs)",
+        "pairs[max(at - 1, 0)] if at >= 0 else max(pairs) * is_ring",
         "max(pairs)",
         ("tests/planner/test_compose.py",),
     ),
     Mutation(
         "a search passes over the gradients that are on their way last",
         "planner/compose.py",
-        "*left[:3]),",
-        "*left[1:4]),",
+        "trained)][:2])",
+        "trained)][1:3])",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "a search forgets that zero-bubble leaves gradients of all units whole",
+        "planner/compose.py",
+        "if split:\n                yield",
+        "if False:\n                yield",
         ("tests/planner/test_compose.py",),
     ),
     Mutation(

@@ -210,7 +210,7 @@ def test_memory_has_what_micro_batches_keep_and_what_is_gathered(zero: int, more
     last a rank's part; under ZeRO 3 parameters too, frozen or not, of the same moment.
     """
     way = config(pp=2, dp=2, zero=zero, schedule="interleaved", virtual_stages=2)
-    kept = Kept(each=1000, once=70, moments=frozenset({Moment((100, 60, 40, 30), 300), Moment((10, 10, 10, 10), 600)}))
+    kept = Kept(each=1000, once=70, moments=frozenset({Moment(200, 100, 300), Moment(30, 20, 600)}))
     found = composer()._memory(0, Lengths(1600, 800), kept, way)
     assert found == buffer_bytes(1600, way.parallel, way.train, frozen=800) + 5 * 500 + 70 + more
 
@@ -239,17 +239,20 @@ def test_frozen_weights_take_memory_as_they_do_in_a_run(monkeypatch: pytest.Monk
         ("bf16", Way(dp=2, reduce_precision="16-bit")),
         ("bf16", Way(dp=4, zero=1, reduce_precision="16-bit")),
         ("bf16", Way(dp=4, zero=2, pp=2, schedule="zero_bubble", reduce_precision="16-bit")),
+        ("bf16", Way(dp=2, zero=3, schedule="zero_bubble")),
         ("bf16", Way(dp=4, zero=2)),
         ("fp64", Way(dp=2, zero=3)),
     ],
-    ids=["16-bit", "16-bit, ZeRO 1", "16-bit, zero bubble, ZeRO 2", "bf16, ZeRO 2", "fp64, ZeRO 3"],
+    ids=["16-bit", "16-bit, ZeRO 1", "16-bit, zero bubble, ZeRO 2", "zero bubble, ZeRO 3", "ZeRO 2", "fp64, ZeRO 3"],
 )
 def test_gradients_on_their_way_take_memory_as_they_do_in_a_run(
     monkeypatch: pytest.MonkeyPatch, precision: Literal["bf16", "fp64"], way: Way
 ) -> None:
-    """Where the units are nearly all alike."""
+    """Where the units are nearly all alike. Of zero-bubble all gradients of a stage are whole, however many: backward
+    computes some of each, and the others come later.
+    """
     monkeypatch.setattr(Composer, "_costs", lambda *_: Costs(defaultdict(lambda: UnitCost(0, 0, 0, 0, 0, 0)), {}))
-    case = Case(drop=0.0, precision=precision, vocab_size=16, hidden_size=256, num_layers=8)
+    case = Case(drop=0.0, precision=precision, vocab_size=16, hidden_size=256, num_layers=16)
     found = configured(case, replace(way, micro_batch_size=1))
     parts = trained_architecture(found, 16)
     held = rank_memory(found.model, found.parallel, found.train, vocab_size=16, architecture=parts)
@@ -290,11 +293,11 @@ def test_two_large_tables_of_a_stage_take_no_more_memory_in_a_run(
     assert composed == pytest.approx(held.state + held.buffers, rel=0.005)
 
 
-@pytest.mark.parametrize(("schedule", "ratio"), [("1f1b", 1.0), ("zero_bubble", 0.989)])
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
 def test_one_of_two_large_tables_is_on_its_way_behind_a_single_micro_batch(
-    monkeypatch: pytest.MonkeyPatch, schedule: Literal["1f1b", "zero_bubble"], ratio: float
+    monkeypatch: pytest.MonkeyPatch, schedule: Literal["1f1b", "zero_bubble"]
 ) -> None:
-    """Of zero-bubble both: its weight gradients come at the end."""
+    """Of zero-bubble both are whole: its weight gradients come at the end."""
     monkeypatch.setattr(Composer, "_costs", lambda *_: Costs(defaultdict(lambda: UnitCost(0, 0, 0, 0, 0, 0)), {}))
     case = Case(drop=0.0, precision="bf16", vocab_size=20_000, hidden_size=64, num_layers=6, tied=False)
     found = configured(case, Way(dp=2, zero=2, schedule=schedule, micro_batch_size=1))
@@ -302,7 +305,7 @@ def test_one_of_two_large_tables_is_on_its_way_behind_a_single_micro_batch(
     parts = trained_architecture(found, 20_000)
     held = rank_memory(found.model, found.parallel, found.train, vocab_size=20_000, architecture=parts)
     composed = Composer(found, 20_000, Cost(A100, 8)).compose(found)[1]
-    assert composed == pytest.approx(ratio * (held.state + held.buffers), rel=0.01)
+    assert composed == pytest.approx(held.state + held.buffers, rel=0.01)
 
 
 def test_a_unit_keeps_what_it_makes_and_hands_on_and_no_more() -> None:

@@ -10,7 +10,7 @@ hidden, this as far as there are micro-batches (`pipeline/theory.py`). What layo
 has many thousands.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple, TypeVar
@@ -40,12 +40,14 @@ T = TypeVar("T")
 
 
 class Moment(NamedTuple):
-    """[elements] Of weights that a rank has whole while backward is at a unit."""
+    """[elements] Of weights, while backward is at a unit."""
 
-    trained: tuple[int, ...]
-    """Those whose gradients are being computed, and of each of the three buckets that were before, the latest first."""
+    whole: int
+    """Those whose gradients a rank has whole from ZeRO 2 on: they are being computed, or are under way."""
+    under_way: int
+    """Those of the two buckets whose gradients are being summed over dp."""
     gathered: int
-    """All of the unit and of the next."""
+    """All whose parameters are there under ZeRO 3: of the unit and of the next."""
 
 
 class Kept(NamedTuple):
@@ -325,7 +327,7 @@ class Composer:
     def _kept(self, stage: int, held: tuple[tuple[int, ...], int], key: Hashable, config: Config) -> Kept:
         units, costs = self._units(held)[stage], self._costs(config)
         split = config.parallel.schedule == "zero_bubble"
-        is_ring = split or config.train.num_microbatches(config.parallel.dp) > 1  # the first unit follows the last
+        is_ring = config.train.num_microbatches(config.parallel.dp) > 1  # the first unit follows the last
 
         def make() -> Kept:
             first = min((costs.of(unit).handed for unit in units if not unit.is_loss), default=0)
@@ -334,23 +336,38 @@ class Composer:
                 kept = sum(costs.of(unit).kept for unit in group)
                 each += first if again else kept
                 once = max(once, max(costs.of(unit).working for unit in group) + (kept if again else 0))
-            return Kept(each, once, frozenset(self._moments(units, config.parallel.tp, is_ring=is_ring)))
+            return Kept(each, once, frozenset(self._moments(units, config.parallel.tp, is_ring=is_ring, split=split)))
 
-        return self._once(("kept", stage, key, is_ring), make)
+        return self._once(("kept", stage, key, is_ring, split), make)
 
-    def _moments(self, units: Sequence[Unit], tp: int, *, is_ring: bool) -> Iterator[Moment]:
-        """Backward at each unit, and behind the first one: a forward may follow, and in a ring (`is_ring`) backward of
-        another micro-batch.
+    def _moments(self, units: Sequence[Unit], tp: int, *, is_ring: bool, split: bool) -> Iterator[Moment]:
+        """Backward at each unit, and behind the first one: in a ring (`is_ring`) forward and backward of other
+        micro-batches follow. `split`: weight gradients come later, unit by unit. Backward has memory for those of all
+        units that it has passed, as it computes some itself (of norms), and each is whole until they have come.
         """
-        ring = [*units, *(units[:3] if is_ring else [])]
-        pairs = [sum(map(sum, self._buckets(units[at : at + 2], tp))) for at in range(len(units))]
+        around = units[:3] if is_ring else []
+        ring, first = [*units, *around], self._all_of(units[:1], tp)
+        pairs = [self._all_of(units[at : at + 2], tp) for at in range(len(units))]
         for at in range(-1, len(units)):
-            earlier, later = ({b for unit in part for b in unit.buckets} for part in (units[: at + 1], units[at:]))
-            own = earlier & later  # with what units on both sides of it have: its gradients are being added up
-            before = dict.fromkeys(bucket for unit in ring[at + 1 : at + 4] for bucket in reversed(unit.buckets))
-            left = [size for each in before if each not in own and (size := self._bucket(each, tp).trained)]
-            gathered = pairs[max(at - 1, 0)] if at >= 0 else max(pairs)
-            yield Moment((sum(self._bucket(bucket, tp).trained for bucket in own), *left[:3]), gathered)
+            earlier, later = (
+                {b for unit in part for b in unit.buckets} for part in (units[: at + 1], units[max(at, 0) :])
+            )
+            gathered = pairs[max(at - 1, 0)] if at >= 0 else max(pairs) * is_ring
+            if split:
+                yield self._moment(later, around, gathered, tp)
+                yield self._moment(earlier, units[at + 1 : at + 4], first, tp)  # fetched for what follows
+            else:  # what units on both sides of it have is being added up
+                yield self._moment(earlier & later, ring[at + 1 : at + 4], gathered, tp)
+
+    def _moment(self, own: Collection[str], before: Sequence[Unit], gathered: int, tp: int) -> Moment:
+        """With gradients of `own` buckets, behind those of units, the latest first, of which two are under way."""
+        others = dict.fromkeys(bucket for unit in before for bucket in reversed(unit.buckets) if bucket not in own)
+        two = sum([size for each in others if (size := self._bucket(each, tp).trained)][:2])
+        return Moment(sum(self._bucket(bucket, tp).trained for bucket in own) + two, two, gathered)
+
+    def _all_of(self, units: Sequence[Unit], tp: int) -> int:
+        """[elements] Of their weights, frozen or not."""
+        return sum(map(sum, self._buckets(units, tp)))
 
     def _memory(self, stage: int, lengths: Lengths, kept: Kept, config: Config) -> int:
         parallel = config.parallel
@@ -360,20 +377,18 @@ class Composer:
 
 
 def _under_way(moment: Moment, config: Config) -> float:
-    """[bytes] What a rank holds of gradients and parameters for a while. Gradients of two buckets are under way over
-    dp, copied where they are summed in 16 bits. From ZeRO 2 on these and those of the unit are whole; with zero-bubble,
-    whose weight gradients come later, one more. With ZeRO 3 parameters are.
+    """[bytes] What a rank holds of gradients and parameters for a while. Those under way over dp are copied where they
+    are summed in 16 bits; from ZeRO 2 on a rank gets its part of them, and has the others whole beside them.
     """
     parallel, train = config.parallel, config.train
     width, exact = BYTES[train.precision], max(BYTES[train.precision], 4)
     if parallel.dp == 1:
         return 0
-    two, at_once = sum(moment.trained[1:3]), moment.trained[: 4 if parallel.schedule == "zero_bubble" else 3]
-    whole = sum(at_once) * exact if parallel.zero >= 2 else 0
+    whole = moment.whole * exact if parallel.zero >= 2 else 0
     whole += width * moment.gathered if parallel.zero == 3 else 0
     if train.reduce_precision == "16-bit":
-        return whole + two * width * (1 + (1 / parallel.dp if parallel.zero else 0))
-    return whole + (two * exact / parallel.dp if parallel.zero >= 2 else 0)
+        return whole + moment.under_way * width * (1 + (1 / parallel.dp if parallel.zero else 0))
+    return whole + (moment.under_way * exact / parallel.dp if parallel.zero >= 2 else 0)
 
 
 def _kind(config: Config) -> tuple[int, bool, bool, int]:
