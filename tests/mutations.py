@@ -1565,6 +1565,20 @@ MUTATIONS = [
         ("tests/test_lock.py",),
     ),
     Mutation(
+        "each rank of a command opens what it has found itself",
+        "serving/trained.py",
+        "checkpoint = as_rank_0(checkpoint, mesh.world)",
+        "pass",
+        ("tests/serving/test_trained.py",),
+    ),
+    Mutation(
+        "each rank of a run begins from what it has found itself",
+        "train/init_from.py",
+        "found = as_rank_0(on_all_ranks(lambda: checkpoint_at(path), ranks), ranks)",
+        "found = on_all_ranks(lambda: checkpoint_at(path), ranks)",
+        ("tests/serving/test_trained.py",),
+    ),
+    Mutation(
         "a name that is given anew while a file is opened is believed",
         "checkpoint/confined.py",
         "_check_plain(path, os.fstat(descriptor).st_mode)  # of",

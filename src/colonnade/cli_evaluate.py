@@ -135,11 +135,19 @@ def evaluate(
     run_on_ranks(tp * pp * dp, sys.argv[1:])
     with imports_stay():
         from colonnade.serving import measure, own_data, trained
-    path = trained.find(chosen(checkpoint, best))
     fewer = ["set --batch-size 1" if batch_size is None else f"lower --batch-size (now {batch_size})"]
     with trained.opened(
-        path, tp=tp, pp=pp, dp=dp, device=device, precision=precision, threads=threads, to_take_less=fewer, base=base
+        chosen(checkpoint, best),
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        device=device,
+        precision=precision,
+        threads=threads,
+        to_take_less=fewer,
+        base=base,
     ) as (model, mesh):
+        path = model.path
         if part is not None:
             own_data.measure_part(model, mesh, path, part, samples=samples, batch_size=batch_size, as_json=as_json)
             return

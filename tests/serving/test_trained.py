@@ -20,10 +20,12 @@ from colonnade.data.writer import TokenFileWriter
 from colonnade.errors import CheckpointError, ConfigError, LayoutError
 from colonnade.generation.sampling import Sampling
 from colonnade.generation.stream import TextDelta, end_note
+from colonnade.launch.launch import rank_and_size
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.model.precision import DTYPES
 from colonnade.serving import trained
+from colonnade.train import init_from, newest
 from tests.checkpoint import forging
 from tests.commands import forked, here
 from tests.distributed import run_on_ranks
@@ -50,6 +52,25 @@ def whole(corpus: TinyCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     answer = forked("train", write_config(corpus, folder), "train.precision=fp64")
     assert answer.status == 0, answer
     return folder / "run"
+
+
+def test_all_ranks_open_what_rank_0_has_found(
+    finished: Finished, corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a run that saves between their looks: the second has found another."""
+    older = finished.newest.with_name("step_00000004")
+    real = newest.checkpoint_at
+    for module in (trained, init_from):
+        found = lambda path: older if rank_and_size()[0] and path == finished.folder else real(path)  # noqa: E731
+        monkeypatch.setattr(module, "checkpoint_at", found)
+    text = ["--prompt", "aeion", *GREEDY, "--json"]
+    answer = forked("generate", finished.folder, *text, "--tp", 2, num_ranks=2)
+    assert (answer.status, answer.err) == (0, "") and json.loads(answer.out)["step"] == 6, answer
+    answer = forked("evaluate", finished.folder, "--part", "validation", "--dp", 2, num_ranks=2)
+    assert (answer.status, answer.err) == (0, ""), answer
+    more = ["parallel.dp=2", f"train.init_from={finished.folder}"]
+    answer = forked("train", write_config(corpus, tmp_path), *more, num_ranks=2)
+    assert answer.status == 0 and f"Begun from {finished.newest}" in answer.out, answer
 
 
 def test_a_checkpoint_of_any_layout_writes_the_same_on_any_other(cut: Path, whole: Path) -> None:

@@ -38,6 +38,7 @@ def model_of(kind: str, *, end_of_document: int | None = 2, **more: Any) -> Trai
         spelled=lambda text: [name for name in NAMES if name in text],
     )
     given: dict[str, Any] = {
+        "path": Path("step_00000001"),
         "model": KINDS[kind].__new__(KINDS[kind]),
         "mesh": Mesh(),
         "hidden": None,

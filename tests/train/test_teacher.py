@@ -13,7 +13,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.model.bert_labels import LabelHead, LabelInputs
 from colonnade.model.inputs import Inputs
-from colonnade.train import taught, teacher
+from colonnade.train import init_from, taught, teacher
 from colonnade.train.corpus import open_corpus
 from colonnade.train.teacher import Teacher, _check_cut, _check_layers
 from tests.distributed import run_on_ranks
@@ -68,9 +68,9 @@ def test_each_stage_reads_its_own_part_of_a_teacher(
 ) -> None:
     settings = config(corpus, tmp_path, "distillation.teacher=teacher")
     read: list[set[str]] = []
-    origin = SimpleNamespace(fill=lambda shards: read.append({each.name for each in shards}))
+    origin = SimpleNamespace(path=tmp_path, fill=lambda shards: read.append({each.name for each in shards}))
     monkeypatch.setattr(teacher, "teacher_model", lambda path: settings.model)
-    monkeypatch.setattr(teacher, "origin_at", lambda path, named_by: origin)
+    monkeypatch.setattr(teacher, "origin_together", lambda path, ranks, named_by: origin)
     monkeypatch.setattr(teacher, "check_teacher", lambda *_: None)
     monkeypatch.setattr(teacher, "matching_of", lambda *_, **__: None)
     stage = paper_mesh(Layout(pp=2), rank)
@@ -172,11 +172,11 @@ def test_all_ranks_end_where_one_cannot_read_the_teacher(
     monkeypatch.setattr(teacher, "check_teacher", lambda *_: None)
 
     def told(rank: int, num_ranks: int) -> list[str]:
-        def origin_at(path: Path, named_by: str) -> None:
+        def checkpoint_at(path: Path) -> None:
             if rank:
                 raise CheckpointError("teacher is away")
 
-        teacher.__dict__["origin_at"] = origin_at
+        init_from.__dict__["checkpoint_at"] = checkpoint_at
         mesh, data = build_mesh(Layout(dp=2), rank), open_corpus(settings)
         said: list[str] = []
         for reads in (

@@ -58,9 +58,9 @@ from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.tokenizer_files import CONFIG as CHAT
 from colonnade.train.base import BaseMetadata, base_path, check_base, check_given_base, content_together
-from colonnade.train.init_from import origin_at
+from colonnade.train.init_from import origin_together
 from colonnade.train.metadata import MOST_BYTES, RunMetadata, config_of, metadata_of
-from colonnade.train.newest import checkpoint_at
+from colonnade.train.newest import as_rank_0, checkpoint_at
 from colonnade.train.products import served_by, slices_of
 from colonnade.train.published import ends_of, object_of, start_of, unsaid_end, with_end_of
 from colonnade.train.recovery import OPTIMIZER, shard
@@ -71,6 +71,8 @@ from colonnade.train.state import build_model
 class Trained:
     """A checkpoint's model, with what is needed to use it."""
 
+    path: Path
+    """The checkpoint."""
     model: Transformer
     """This rank's part."""
     mesh: Mesh
@@ -189,6 +191,7 @@ def opened(
     size = trained_architecture(config, metadata.model.vocab_size).num_parameters
     used = InUse(checkpoint, size, precision or config.train.precision, tuple(to_take_less))
     with joined(Layout(tp=tp, pp=pp, dp=dp), device, threads) as (mesh, place), within_memory(used, mesh, place):
+        checkpoint = as_rank_0(checkpoint, mesh.world)
         trained = open_trained(checkpoint, mesh, place, precision, base=base)
         if mesh.rank == 0 and (note := unsaid_end(trained.tokenizer, checkpoint, manifest)):
             print(note, file=sys.stderr, flush=True)
@@ -199,7 +202,7 @@ def open_another(path: Path, mesh: Mesh, beside: Trained) -> Trained:
     """A further checkpoint on the ranks, device and precision of one that is open, and of adapters of the same base
     beside that; every rank calls this.
     """
-    checkpoint = find(path)
+    checkpoint = as_rank_0(find(path), mesh.world)
     _, config, metadata = described(checkpoint)
     _check_layout(checkpoint, config.model, mesh.tp.size, mesh.pp.size)
     both = metadata.base is not None and beside.base is not None and metadata.base.files == beside.base.files
@@ -326,6 +329,7 @@ def open_trained(
     inference = Inference([Chunk(chunk, model, ResidentWeights())], model, mesh.pp, ResidentWeights())
     tokenizer = tokenizer_of(path, manifest)
     return Trained(
+        path=path,
         model=model,
         mesh=mesh,
         hidden=inference.hidden,
@@ -347,7 +351,7 @@ def _read_base(
     path: Path, wanted: BaseMetadata, shards: Sequence[Shard], mesh: Mesh, given: Path | None
 ) -> list[Shard]:
     """Fill those shards that are the base's, and give back the others. CheckpointError where the base has changed."""
-    origin = on_all_ranks(lambda: origin_at(base_path(path, wanted, given), "the base"), mesh.world)
+    origin = origin_together(on_all_ranks(lambda: base_path(path, wanted, given), mesh.world), mesh.world, "the base")
     check_base(path, wanted, origin.path, content_together(origin.path, mesh.world))
     names = frozenset(wanted.weights)
     origin.fill([shard for shard in shards if shard.name in names])

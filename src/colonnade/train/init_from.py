@@ -35,7 +35,7 @@ from colonnade.train.base import Base, content_together
 from colonnade.train.corpus import Corpus
 from colonnade.train.metadata import PublishedMetadata, config_of, metadata_of
 from colonnade.train.monitor import Monitor
-from colonnade.train.newest import INITIALIZED, checkpoint_at
+from colonnade.train.newest import INITIALIZED, as_rank_0, checkpoint_at
 from colonnade.train.published import end_behind, end_in, published_at, published_in
 from colonnade.train.recovery import OPTIMIZER, shards_of
 from colonnade.train.state import TrainState
@@ -83,11 +83,13 @@ def opened(config: Config, corpus: Corpus, ranks: Axis, *, begins: bool) -> Orig
     `begins`: whether the run takes all of it, and not the base alone that it goes on beside. Every rank calls this.
     """
     path = config.train.init_from
-    return None if path is None else on_all_ranks(lambda: _opened(Path(path), config, corpus, begins), ranks)
+    if path is None:
+        return None
+    origin = origin_together(Path(path), ranks)
+    return on_all_ranks(lambda: _checked(origin, config, corpus, begins), ranks)
 
 
-def _opened(path: Path, config: Config, corpus: Corpus, begins: bool) -> Origin:
-    origin = origin_at(path)
+def _checked(origin: Origin, config: Config, corpus: Corpus, begins: bool) -> Origin:
     _check_model(origin, config, corpus)
     if begins:
         _check_adapters(origin, config, corpus)
@@ -107,7 +109,16 @@ def _without_other_answers(origin: Origin, config: Config, corpus: Corpus) -> Or
 
 def origin_at(path: Path, named_by: str = "train.init_from") -> Origin:
     """The weights that a path has. CheckpointError where there are none, or adapters alone: it says what named them."""
-    found = checkpoint_at(path)
+    return _origin(path, checkpoint_at(path), named_by)
+
+
+def origin_together(path: Path, ranks: Axis, named_by: str = "train.init_from") -> Origin:
+    """As `origin_at`, the same on all ranks beside a run that goes on; every rank calls this."""
+    found = as_rank_0(on_all_ranks(lambda: checkpoint_at(path), ranks), ranks)
+    return on_all_ranks(lambda: _origin(path, found, named_by), ranks)
+
+
+def _origin(path: Path, found: Path | None, named_by: str) -> Origin:
     whole = found is None and is_published(path) and not is_peft(path)
     return _of_published(path) if whole else _of_checkpoint(path, found, named_by)
 

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -10,6 +11,7 @@ from colonnade.checkpoint.names import MANIFEST, checkpoints_in
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
 from colonnade.launch.agreement import on_all_ranks
+from colonnade.mesh.agreement import gather_texts
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.train.lines import object_in
@@ -21,12 +23,27 @@ INITIALIZED = "initialized"
 """The event of a run that begins from weights; its `source` is where they lie."""
 
 
+Found = TypeVar("Found", Path, Path | None)
+
+
 def checkpoint_at(path: Path) -> Path | None:
     """The checkpoint that a path is, or the newest of a run's folder, or of a folder of checkpoints."""
     if os.path.lexists(path / MANIFEST):
         return path
     folders = [folder for folder in (checkpoints(path), path) if folder.is_dir()]
     return next((found for folder in folders if (found := newest(folder)) is not None), None)
+
+
+def as_rank_0(found: Found, ranks: Axis) -> Found:
+    """The checkpoint that rank 0 has found, where this rank looked for it in the same folder: between the looks of two
+    ranks a run that goes on may save another. Where it is not seen here it stays what was found, and whoever reads it
+    says that the ranks disagree. Every rank calls this.
+    """
+    name = gather_texts("" if found is None else found.name, ranks)[0]
+    if found is None or not name:
+        return found
+    theirs = found.with_name(name)
+    return theirs if os.path.lexists(theirs / MANIFEST) else found
 
 
 def begins(config: Config, world: Axis) -> bool:

@@ -29,7 +29,7 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.tasks.preferences import PreferenceBatch, Preferences
 from colonnade.train.base import content_together, of_same_files
 from colonnade.train.corpus import Corpus
-from colonnade.train.init_from import origin_at
+from colonnade.train.init_from import origin_together
 from colonnade.train.monitor import Monitor
 from colonnade.train.state import TrainState
 
@@ -141,7 +141,7 @@ def _known(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
         "precision": config.train.precision,
     }
     if all_reduce(torch.tensor(int(Path(source).is_dir())), mesh.world, "min"):  # a run that goes on can do without
-        origin = on_all_ranks(lambda: origin_at(Path(source)), mesh.world)
+        origin = origin_together(Path(source), mesh.world)
         about["weights"] = content_together(origin.path, mesh.world)
         stated = architecture_of(config.model, corpus.vocab_size)  # without adapters: new ones change nothing yet
         if origin.leaves_drawn(stated.weights()):

@@ -43,7 +43,7 @@ from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.distillation import likeliest
 from colonnade.train.base import content_together, of_same_files
 from colonnade.train.corpus import Corpus
-from colonnade.train.init_from import origin_at
+from colonnade.train.init_from import origin_together
 from colonnade.train.monitor import Monitor
 from colonnade.train.run_folder import ABOUT, TEACHER
 from colonnade.train.state import TrainState
@@ -190,7 +190,7 @@ def _about(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:
     chosen = config.distillation
     assert chosen.teacher is not None, "there is a teacher"
     teacher = Path(chosen.teacher)
-    origin = on_all_ranks(lambda: origin_at(teacher, NAMED_BY), mesh.world)
+    origin = origin_together(teacher, mesh.world, NAMED_BY)
     content = {"teacher": content_together(origin.path, mesh.world)}
     if chosen.top_k is None:
         return content

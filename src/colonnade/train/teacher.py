@@ -42,7 +42,7 @@ from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import Corpus
 from colonnade.train.hidden_states import Listening, Matching, matching_of
-from colonnade.train.init_from import Origin, no_weights, origin_at
+from colonnade.train.init_from import Origin, no_weights, origin_together
 from colonnade.train.metadata import config_of
 from colonnade.train.newest import checkpoint_at
 from colonnade.train.recovery import shard
@@ -121,10 +121,10 @@ def teacher_together(config: Config, corpus: Corpus, mesh: Mesh) -> tuple[Origin
     it cannot teach this run. Every rank calls this.
     """
     assert config.distillation.teacher is not None, "there is a teacher"
-    path = Path(config.distillation.teacher)
+    origin = origin_together(Path(config.distillation.teacher), mesh.world, NAMED_BY)
 
     def found() -> tuple[Origin, ModelConfig]:
-        origin, model = origin_at(path, NAMED_BY), teacher_model(path)
+        model = teacher_model(origin.path)
         check_teacher(origin, model, config, corpus)
         return origin, model
 
