@@ -6605,8 +6605,8 @@ MUTATIONS = [
     Mutation(
         "a checkpoint gets its name before its steps' numbers are on the disk",
         "train/recovery.py",
-        "Target(checkpoints(run), kept.keep, before_publishing=monitor.sync)",
-        "Target(checkpoints(run), kept.keep)",
+        ", refused=refused, before_publishing=monitor.sync)",
+        ", refused=refused)",
         ("tests/train/test_recovery.py",),
     ),
     Mutation(
@@ -8703,6 +8703,20 @@ MUTATIONS = [
         "            if self._digests.get(step, (None,))[0] != file:\n",
         "            if True:\n",
         (UPLOADS,),
+    ),
+    Mutation(
+        "of thermometers that became one line the lowest minimum is lost",
+        "report/heat.py",
+        "    choose = min if name in LOWEST else max\n",
+        "    choose = max\n",
+        ("tests/report/test_drawing.py",),
+    ),
+    Mutation(
+        "who watches a run reads its thermometers, which it does not show",
+        "report/watch.py",
+        "RunReader(folder, thermometers=False)",
+        "RunReader(folder)",
+        ("tests/report/test_growing.py",),
     ),
     Mutation(
         "behind a return by hand the copies in memory still count",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from colonnade.report import heat as heat_module
-from colonnade.report.heat import drawn, heats
+from colonnade.report.heat import drawn, halved, heats
 from colonnade.report.pictures import NOTHING, indices, palette, png
 
 
@@ -67,6 +67,22 @@ def test_a_step_that_was_measured_twice_has_one_column() -> None:
     """As where a run went back: there is a colour everywhere."""
     (heat,) = heats([{"step": step, "updates": {"blocks.0": float(step)}} for step in (1, 2, 3, 4, 3, 4, 5)])
     assert heat.table.tolist() == [[1.0, 2.0, 3.0, 4.0, 5.0]]
+
+
+def test_lines_that_became_one_have_the_extremes_of_all() -> None:
+    """The first and the last stay, with their steps; what one of them lacks or has as a gap is that of the other."""
+    lines: list[dict[str, Any]] = [
+        {"step": step, "activations": {"b": {"logits": {"maximum": float(step % 4), "minimum": -float(step % 3)}}}}
+        for step in range(1, 10)
+    ]
+    lines[2]["activations"]["b"]["logits"]["maximum"] = math.nan
+    lines[3]["updates"] = {"late": 5.0}
+    found = halved(lines)
+    assert [line["step"] for line in found] == [1, 2, 4, 6, 8, 9] and found[-1] == lines[-1] and found[0] == lines[0]
+    logits = [line["activations"]["b"]["logits"] for line in found]
+    assert [each["maximum"] for each in logits] == [1.0, 2.0, 1.0, 3.0, 0.0, 1.0]
+    assert [each["minimum"] for each in logits] == [-1.0, -2.0, -2.0, -1.0, -2.0, -0.0]
+    assert [line.get("updates") for line in found] == [None, None, {"late": 5.0}, None, None, None]
 
 
 def test_where_nothing_is_most_telling_what_there_is_is_shown_at_once() -> None:

@@ -2,14 +2,18 @@
 
 import json
 import os
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from colonnade.report import growing, record
 from colonnade.report.growing import Growing
 from colonnade.report.record import RunReader, read_run
+from colonnade.report.watch import watch
+from colonnade.train.lines import objects_in
 from tests.report import written
 
 
@@ -103,8 +107,10 @@ def test_a_run_that_is_read_while_it_goes_on_is_as_if_it_was_read_at_the_end(
         }
         assert (found.events, found.thermometers, found.notes) == (anew.events, anew.thermometers, anew.notes)
     assert "metrics.jsonl has 1 step twice; what was written last is shown." in found.notes
-    assert "thermometers.jsonl has more than 2 lines; those behind are left out." in found.notes
-    assert len(found.thermometers) == 2 and found.events == read_run(whole).events
+    steps = [line["step"] for line in objects_in(whole / "thermometers.jsonl")]
+    measured = [line["step"] for line in found.thermometers]
+    assert [measured[0], measured[-1]] == [min(steps), max(steps)] and len(measured) == 3 < len(steps)
+    assert found.events == read_run(whole).events
 
 
 def test_as_many_lines_of_thermometers_as_are_shown_are_no_more(
@@ -114,3 +120,13 @@ def test_as_many_lines_of_thermometers_as_are_shown_are_no_more(
     monkeypatch.setattr(record, "MOST_MEASURED", 20)
     run = read_run(folder)
     assert run.notes == [] and len(run.thermometers) == 20
+
+
+def test_a_watched_run_reads_no_thermometers(tmp_path: Path) -> None:
+    """Those of a large model are gigabytes, and it shows none."""
+    folder = written.run(tmp_path / "r")
+    (folder / "thermometers.jsonl").unlink()
+    (folder / "thermometers.jsonl").mkdir()
+    watch(folder, every=1, once=True, console=Console(file=StringIO(), width=100))
+    assert RunReader(folder, thermometers=False).read().notes == []
+    assert read_run(folder).notes == ["thermometers.jsonl cannot be read: Is a directory."]

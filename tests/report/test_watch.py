@@ -86,7 +86,7 @@ def test_a_run_that_goes_on_is_read_once_until_it_ends(tmp_path: Path, monkeypat
     monkeypatch.setattr(time, "sleep", look_again)
     watch(folder, every=0.5, console=Console(file=terminal, width=100))
     assert looks == [0.5] * 4 and terminal.getvalue().count("7 of") == 1
-    names = ("events.jsonl", "metrics.jsonl", "thermometers.jsonl")
+    names = ("events.jsonl", "metrics.jsonl")
     assert len(read) == sum((folder / name).read_bytes().count(b"\n") for name in names)
 
 

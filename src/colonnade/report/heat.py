@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,26 @@ def _numbers(line: Mapping[str, Any]) -> Iterator[tuple[Place, str, float]]:
     for unit, value in _dict(line.get("updates")).items():
         if _is_number(value):
             yield ("updates", "updates", "ratio"), unit, float(value)
+
+
+def halved(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Half as many lines of thermometers.jsonl, as two beside each other become one; the first and the last stay."""
+    first, *between, last = map(dict, lines)
+    pairs = zip_longest(between[::2], between[1::2])
+    return [
+        first,
+        *(one if other is None else {**_both(one, other), "step": one["step"]} for one, other in pairs),
+        last,
+    ]
+
+
+def _both(one: Any, other: Any, name: str = "") -> Any:
+    """Of each number of two lines the one that counts where they share a column."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {each: _both(one.get(each), other.get(each), each) for each in {**one, **other}}
+    numbers = [each for each in (one, other) if is_number(each)]
+    choose = min if name in LOWEST else max
+    return choose(numbers) if numbers else other if one is None else one
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from colonnade.config.numbers import counted, is_number
 from colonnade.drawing.thin import Floats
 from colonnade.errors import ConfigError, hidden
 from colonnade.report.growing import Growing
+from colonnade.report.heat import halved
 from colonnade.train.lines import step_in
 from colonnade.train.monitor import METRICS
 from colonnade.train.run_folder import was_asked_to_change
@@ -29,7 +30,7 @@ EVENTS, THERMOMETERS, CONFIG = "events.jsonl", "thermometers.jsonl", "config.tom
 PREDICTION, COMPARISON, PROFILE = "prediction.json", "comparison.json", "profile.json"
 LARGEST = 64 << 20  # bytes of a file that is read at once
 LARGEST_SHOWN = 1e300
-MOST_MEASURED = 100_000  # lines of thermometers: those that come after are left out
+MOST_MEASURED = 2_000  # lines of thermometers that are held: of more, those beside each other become one
 
 
 def can_be_shown(value: Any) -> bool:
@@ -114,8 +115,10 @@ def read_run(folder: Path, otherwise: str = "") -> Record:
 class RunReader:
     """Reads a run again and again while it goes on, of files that grow no line twice."""
 
-    def __init__(self, folder: Path, otherwise: str = "") -> None:
-        """ConfigError where there is no run; `otherwise` is what else may be named."""
+    def __init__(self, folder: Path, otherwise: str = "", *, thermometers: bool = True) -> None:
+        """ConfigError where there is no run; `otherwise` is what else may be named. `thermometers`: whether they are
+        read.
+        """
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder: name the folder of a run (run.folder of its configuration).")
         if not any((folder / name).exists() for name in (METRICS, EVENTS, CONFIG)):
@@ -123,7 +126,7 @@ class RunReader:
                 f"{folder} is no folder of a run: there is no {METRICS}, {EVENTS} or {CONFIG} in it. Name the "
                 f"run.folder of a configuration that was trained{otherwise}."
             )
-        self.folder = folder
+        self.folder, self._has_thermometers = folder, thermometers
         self._metrics, self._columns = Growing(folder / METRICS), _Columns()
         self._happened, self._events = Growing(folder / EVENTS), list[dict[str, Any]]()
         self._measured, self._thermometers = Growing(folder / THERMOMETERS), list[dict[str, Any]]()
@@ -139,7 +142,7 @@ class RunReader:
             folder=folder,
             columns=columns,
             events=list(self._events),
-            thermometers=self._read_thermometers(notes),
+            thermometers=self._read_thermometers(notes) if self._has_thermometers else [],
             prediction=_json(folder / PREDICTION, notes),
             comparison=_json(folder / COMPARISON, notes),
             profile=_json(folder / PROFILE, notes),
@@ -162,15 +165,12 @@ class RunReader:
 
     def _read_thermometers(self, notes: list[str]) -> list[dict[str, Any]]:
         found = self._thermometers
-        for line in self._measured.new(notes, found.clear) if len(found) <= MOST_MEASURED else ():
+        for line in self._measured.new(notes, found.clear):
             if step_in(line):
                 found.append(line)
             if len(found) > MOST_MEASURED:
-                break
-        if len(found) > MOST_MEASURED:
-            name = self._measured.path.name
-            notes.append(f"{name} has more than {MOST_MEASURED:,} lines; those behind are left out.")
-        return sorted(found[:MOST_MEASURED], key=step_in)
+                found[:] = halved(found)
+        return sorted(found, key=step_in)
 
 
 def _since(folder: Path) -> float:

@@ -36,7 +36,7 @@ def watch(folder: Path, *, every: float, once: bool = False, console: Console | 
             f"with `colonnade report {folder}`."
         )
     console = console or Console()
-    reader = RunReader(folder)
+    reader = RunReader(folder, thermometers=False)
     run = reader.read()
     if once:
         console.print(_shown(run, console.width))
