@@ -8719,6 +8719,13 @@ MUTATIONS = [
         ("tests/report/test_growing.py",),
     ),
     Mutation(
+        "rates of steps that cannot differ are compared one by one",
+        "train/changes.py",
+        "    for at in _may_differ(before, now, step, rollbacks):\n",
+        "    for at in range(step + 1, now.train.steps + 1):\n",
+        ("tests/train/test_changes.py",),
+    ),
+    Mutation(
         "behind a return by hand the copies in memory still count",
         "train/rollbacks.py",
         "    (run / COPIES).unlink(missing_ok=True)\n",

@@ -3,7 +3,7 @@
 import random
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from colonnade.train.change import Change, Expected, ahead
 from colonnade.train.changes import changes, other_curve, what_changed
 from colonnade.train.corpus import open_corpus
 from colonnade.train.rollback import Rollback
+from colonnade.train.state import learning_rate_of
 from tests.commands import Answer, forked
 from tests.runs import Finished, events, metrics
 from tests.tiny import TinyCorpus, config, write_config
@@ -124,6 +125,38 @@ def test_the_first_step_that_has_another_rate_is_named(corpus: TinyCorpus, tmp_p
     assert "from step 11 on: its decay ends at step 20 instead of 4, so that step 11 has 0.00978 and not 0.001" in line
     ((line),) = other_curve(before, config(corpus, tmp_path, "train.steps=20", "optim.warmup_steps=10"), 14, [])
     assert "from step 15 on" in line
+
+
+@pytest.mark.parametrize(
+    ("key", "ends", "at"),
+    [
+        ("optim.decay_start=2000000000", (3_000_000_000, 3_500_000_000), None),
+        ("optim.decay_start=500000000", (500_000_100, 500_000_200), 500_000_001),
+        ("optim.decay=constant", (500_000_100, 500_000_200), None),
+        ("optim.decay=cosine", (1000, 2000), None),
+    ],
+)
+def test_steps_whose_rates_cannot_differ_are_not_compared_one_by_one(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, ends: tuple[int, int], at: int | None
+) -> None:
+    """There may be billions, and every rank looks before it goes on. Behind both ends none does."""
+    asked = list[int]()
+
+    def counted(*given: Any) -> Callable[[int], float]:
+        rate = learning_rate_of(*given)
+
+        def counting(step: int) -> float:
+            asked.append(step)
+            assert len(asked) < 100, "all are compared"
+            return rate(step)
+
+        return counting
+
+    monkeypatch.setattr("colonnade.train.changes.learning_rate_of", counted)
+    keys = ("train.steps=1000000000", "optim.warmup_steps=7", key)
+    before, now = (config(corpus, tmp_path, *keys, f"optim.decay_steps={end}") for end in ends)
+    found = other_curve(before, now, 5000, [])
+    assert len(found) == (at is not None) and asked[:1] == ([] if at is None else [at])
 
 
 def test_another_rate_of_the_last_step_alone_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:

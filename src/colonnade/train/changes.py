@@ -7,7 +7,7 @@ from colonnade.config.compare import difference, value_at
 from colonnade.config.schema import Config
 from colonnade.train.rollback import Rollback
 from colonnade.train.run_folder import configuration_of
-from colonnade.train.state import learning_rate_of
+from colonnade.train.state import decay_begin, learning_rate_of
 
 DECAY = "optim.decay_steps"
 
@@ -38,7 +38,7 @@ def other_curve(before: Config, now: Config, step: int, rollbacks: Sequence[Roll
     if old_end == new_end:
         return []
     was, will_be = (learning_rate_of(each, rollbacks) for each in (before, now))
-    for at in range(step + 1, now.train.steps + 1):
+    for at in _may_differ(before, now, step, rollbacks):
         old, new = f"{was(at):.3g}", f"{will_be(at):.3g}"
         if old != new:
             return [
@@ -46,3 +46,17 @@ def other_curve(before: Config, now: Config, step: int, rollbacks: Sequence[Roll
                 f"of {old_end}, so that step {at} has {new} and not {old}. Set {DECAY} = {old_end} to keep the curve."
             ]
     return []
+
+
+def _may_differ(before: Config, now: Config, step: int, rollbacks: Sequence[Rollback]) -> range:
+    """The steps behind `step` of which the rates may be others: where the decay has another end and nothing else is
+    changed, not those before it begins, nor those behind both ends.
+    """
+    one, other = (each.optim.model_copy(update={"decay_steps": None}) for each in (before, now))
+    if one != other or before.optim.warmup != now.optim.warmup:
+        return range(step + 1, now.train.steps + 1)
+    if now.optim.decay == "constant":
+        return range(0)
+    ends = max(each.optim.decay_end(each.train.steps) for each in (before, now))
+    first = min(decay_begin(each, rollbacks) for each in (before, now))
+    return range(max(step, first) + 1, min(now.train.steps, ends) + 1)

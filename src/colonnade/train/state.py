@@ -235,10 +235,7 @@ def learning_rate_of(config: Config, rollbacks: Sequence[Rollback] = ()) -> Lear
     """
     optim = config.optim
     peak, floor, at = optim.learning_rate, optim.floor, optim.rewarm_at
-
-    def step_of(tokens: int | None, steps: int) -> int:
-        return steps if tokens is None else step_by(config, tokens, rollbacks)
-
+    step_of = partial(_step_of, config, rollbacks)
     start = step_of(optim.decay_start_tokens, optim.decay_start or 0)
     end = step_of(optim.decay_tokens, optim.decay_end(config.train.steps))
     curve = partial(learning_rate, peak=peak, floor=floor, decay_steps=end, decay=optim.decay)
@@ -248,6 +245,16 @@ def learning_rate_of(config: Config, rollbacks: Sequence[Rollback] = ()) -> Lear
     again = curve(warmup_steps=0, decay_start=max(start, at + optim.rewarm_steps))
     twice = rewarmed(once, at=at, steps=optim.rewarm_steps, floor=floor, peak=peak, behind=again)
     return lowered(twice, rollbacks)
+
+
+def decay_begin(config: Config, rollbacks: Sequence[Rollback] = ()) -> int:
+    """The step behind which the rate begins to fall."""
+    optim, step_of = config.optim, partial(_step_of, config, rollbacks)
+    return max(step_of(optim.warmup_tokens, optim.warmup), step_of(optim.decay_start_tokens, optim.decay_start or 0))
+
+
+def _step_of(config: Config, rollbacks: Sequence[Rollback], tokens: int | None, steps: int) -> int:
+    return steps if tokens is None else step_by(config, tokens, rollbacks)
 
 
 def _loss_scale(config: Config) -> LossScale:
