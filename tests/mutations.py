@@ -8726,6 +8726,13 @@ MUTATIONS = [
         ("tests/train/test_changes.py",),
     ),
     Mutation(
+        "that steps to be kept have no checkpoint is not told",
+        "planner/banner.py",
+        "    yield from _not_kept(config, last_step)\n",
+        "",
+        ("tests/planner/test_banner.py",),
+    ),
+    Mutation(
         "behind a return by hand the copies in memory still count",
         "train/rollbacks.py",
         "    (run / COPIES).unlink(missing_ok=True)\n",

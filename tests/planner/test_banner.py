@@ -294,6 +294,23 @@ def test_checkpoints_that_cannot_be_the_best_are_told(
     assert re.findall(r"keep_best (.*?)\.", " ".join(text.split())) == ([] if known is None else [known])
 
 
+@pytest.mark.parametrize(
+    ("keys", "kept"),
+    [
+        (("checkpoint.keep_every=3",), ["6"]),
+        (("checkpoint.keep_every=4",), []),
+        (("checkpoint.keep_every=0",), []),
+        (("checkpoint.keep_every=3", "checkpoint.every=0"), []),
+    ],
+)
+def test_steps_to_be_kept_that_have_no_checkpoint_are_told(
+    corpus: TinyCorpus, tmp_path: Path, keys: tuple[str, ...], kept: list[str]
+) -> None:
+    """Saved every 2 steps."""
+    text = told(tiny.config(corpus, tmp_path, *keys)).text
+    assert re.findall(r"keep_every = 3 keeps those at multiples of (\d+) alone", " ".join(text.split())) == kept
+
+
 def test_a_trial_within_the_warm_up(corpus: TinyCorpus, tmp_path: Path) -> None:
     """The beginning of the longer run: the same learning rates, and a word."""
     config = tiny.config(corpus, tmp_path, "train.steps=2", "optim.warmup_steps=20")

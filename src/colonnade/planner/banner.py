@@ -228,10 +228,22 @@ def _notes(course: Course, corpus: Corpus) -> Iterator[str]:
             f"the run ends after {last_step:,} of optim.warmup_steps = {warmup:,}: it is "
             "the beginning of a longer one, and its learning rate stays below optim.learning_rate"
         )
+    yield from _not_kept(config, last_step)
     if datasets.validation is not None:
         yield from _not_evaluated(config, last_step)
     if config.train.evaluate_every != 0 and datasets.validation is None:
         yield "there is no validation part, so that nothing is evaluated: data.split or data.validation makes one"
+
+
+def _not_kept(config: Config, last_step: int) -> Iterator[str]:
+    """Where some steps that are to be kept have no checkpoint."""
+    saves, kept = config.checkpoint.every, config.checkpoint.keep_every
+    if 0 < saves < last_step and kept % saves:
+        yield (
+            f"checkpoints are saved every {counted(saves, 'step')}, and of these checkpoint.keep_every = {kept:,} "
+            f"keeps those at multiples of {lcm(saves, kept):,} alone. With a checkpoint.keep_every that is a multiple "
+            "of checkpoint.every, each multiple of it is kept"
+        )
 
 
 def _not_evaluated(config: Config, last_step: int) -> Iterator[str]:
