@@ -106,3 +106,11 @@ def test_floor_and_warm_up_follow_from_the_rest() -> None:
     assert [OptimConfig(learning_rate=1.0, decay_steps=end).warmup for end in (None, 40, 4000)] == [100, 40, 100]
     assert OptimConfig(learning_rate=1.0, warmup_steps=0).warmup == 0
     assert OptimConfig(learning_rate=1.0, warmup_tokens=5000).warmup == 0, "it is one of tokens"
+
+
+@pytest.mark.parametrize(("written", "kept"), [("", 1), ("revision = 1\n", 1), ("revision = 2\n", None)])
+def test_a_run_keeps_the_revision_of_its_samples(tmp_path: Path, written: str, kept: int | None) -> None:
+    """The first one where it says none; what is written wins."""
+    (tmp_path / "config.toml").write_text(f'[data]\ntrain = "x"\n{written}')
+    assert kept_from_run({}, tmp_path).get("data.revision") == kept
+    assert "data.revision" not in kept_from_run({"data": {"revision": 1}}, tmp_path)

@@ -6,8 +6,10 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from itertools import pairwise
+from hashlib import sha256
+from itertools import pairwise, product
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -269,21 +271,99 @@ def test_texts_that_are_too_long_lose_tokens_at_both_ends_until_they_are_alike(t
         assert max(begins) <= 5 and 1.5 < np.mean(begins) < 3.5
 
 
-def test_a_text_from_elsewhere_begins_with_a_sentence_and_fills_the_room(tmp_path: Path) -> None:
-    """And the text that it stands behind loses nothing."""
+class Labelled(Draws):
+    """A sample's numbers, with a label that is chosen."""
+
+    def __init__(self, label: int, sample: int) -> None:
+        super().__init__(7, SamplePurpose.BERT, 0, sample)
+        self._label = label
+
+    def chance(self, probability: float) -> bool:
+        return probability == 0.5 and bool(self._label)
+
+
+@pytest.mark.parametrize("room", [12, 13])
+def test_lengths_of_exchanged_texts_tell_nothing(file: TokenFile, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all pairs of sentences of 1 to 20 tokens: as many of any two lengths have either label."""
+    data, found = opened(file, BertCut(short=0.0), seq_length=room + 3), (Counter(), Counter())
+    for number, (one, other) in enumerate(product(range(1, 21), repeat=2)):
+        sentences = [np.arange(one), 100 + np.arange(other)]
+        monkeypatch.setattr(data, "_sentences", lambda *_, sentences=sentences: sentences)
+        for label in (0, 1):
+            first, second, told = data._pair(0, 0, Labelled(label, number))
+            assert told == label and [first[0] >= 100, second[0] >= 100] == [label == 1, label == 0]
+            found[label][len(first), len(second)] += 1
+    assert found[0] == found[1]
+
+
+def test_exchanged_texts_are_as_long_as_others_where_sentences_can_be(tmp_path: Path) -> None:
+    """Of sentences of one token the first text has as many, whichever it is."""
+    data = opened(placed(tmp_path, [[1] * 900]), BertCut(short=0.0), seq_length=23)
+    for sample in range(len(data)):
+        pairs = [data._pair(sample, 0, Labelled(label, sample)) for label in (0, 1)]
+        (one, behind, _), (other, before, _) = pairs
+        assert (len(one), len(behind)) == (len(other), len(before)) and len(one) + len(behind) == 20
+
+
+def placed(folder: Path, documents: list[list[int]]) -> TokenFile:
+    """Documents of sentences of these lengths; a token tells its place in its sentence."""
+    with TokenFileWriter(folder / "placed", np.dtype("<u2")) as writer:
+        for lengths in documents:
+            writer.add_document(np.concatenate([FIRST + np.arange(length) for length in lengths]), lengths=lengths)
+    return TokenFile(folder / "placed")
+
+
+@pytest.mark.parametrize("seq_length", [30, 31])
+@pytest.mark.parametrize("documents", [[[10] * 300], [[95]] * 40], ids=["sentences", "a sentence a document"])
+def test_a_text_from_elsewhere_is_as_long_as_the_one_that_it_replaces(
+    documents: list[list[int]], seq_length: int, tmp_path: Path
+) -> None:
+    """Where sentences can be as long."""
+    data = opened(placed(tmp_path, documents), BertCut("next", short=0.0), seq_length=seq_length)
+    for sample in range(len(data)):
+        lengths = []
+        for label in (0, 1):
+            first, second, told = data._pair(sample, 0, Labelled(label, sample))
+            assert told == label
+            lengths.append((len(first), len(second)))
+        assert lengths[0] == lengths[1]
+
+
+def test_neither_cuts_nor_lengths_tell_a_text_from_elsewhere(tmp_path: Path) -> None:
+    """Shares of 1,500 samples of each label are 0.17 apart with a chance of 10⁻⁹ at most (Hoeffding)."""
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(1, 40, rng.integers(1, 30)).tolist() for _ in range(150)]
+    data = opened(placed(tmp_path, documents), BertCut("next"), seq_length=64)
+    signs: dict[int, list[tuple[bool, ...]]] = {0: [], 1: []}
+    for sample in range(1_500):
+        for label in (0, 1):
+            first, second, _ = data._pair(sample % len(data), sample // len(data), Labelled(label, sample))
+            full = len(first) + len(second) == 61
+            cut = bool(first[0] > FIRST), len(second) > 0 and bool(second[0] > FIRST)
+            signs[label].append((*cut, full, len(first) < len(second), abs(len(first) - len(second)) == 1))
+    shares = [np.mean(signs[label], axis=0) for label in (0, 1)]
+    assert np.abs(shares[0] - shares[1]).max() < 0.17, shares
+
+
+def test_a_text_from_elsewhere_is_another_samples(tmp_path: Path) -> None:
     with TokenFileWriter(tmp_path / "file", np.dtype("<u2")) as writer:
-        for begin in range(FIRST, FIRST + 1_980, 30):
-            writer.add_document(np.arange(begin, begin + 30), lengths=[10] * 3)
+        writer.add_document(np.arange(FIRST, FIRST + 1_980), lengths=[10] * 198)
     data = opened(TokenFile(tmp_path / "file"), BertCut("next", short=0.0), seq_length=30)
-    far, lengths = list[bool](), set()
+    far = list[bool]()
     for sample in range(200):
-        first, second, label = data._pair(sample % len(data), 0, draws(sample))
-        if label:
-            assert is_run(first.tolist()) and is_run(second.tolist()) and (second[0] - FIRST) % 10 == 0
-            assert len(first) in (10, 20) or ((first[0] - FIRST) % 10 == 0 and len(first) < 10)
-            far.append(abs(int(second[0]) - int(first[0])) > 60)
-            lengths.add(len(first) + len(second))
-    assert len(far) > 70 and np.mean(far) > 0.85 and max(lengths) == 27
+        first, second, _ = data._pair(sample % len(data), 0, Labelled(1, sample))
+        assert is_run(first.tolist()) and is_run(second.tolist()) and not {*first.tolist()} & {*second.tolist()}
+        far.append(abs(int(second[0]) - int(first[0])) > 60)
+    assert np.mean(far) > 0.85
+
+
+@pytest.mark.parametrize(("pairs", "digest"), [("order", "090f76da1428a280"), ("next", "ea3c4af375746f80")])
+def test_a_run_that_an_earlier_version_began_has_the_same_samples(
+    file: TokenFile, pairs: Literal["order", "next"], digest: str
+) -> None:
+    rows = opened(file, BertCut(pairs, revision=1)).rows(range(200))
+    found = sha256(rows.labels.tobytes() + rows.pair_labels.tobytes() + rows.tokens.tobytes())
+    assert found.hexdigest()[:16] == digest
 
 
 def test_both_texts_have_a_token_where_one_sentence_is_longer_than_the_room(tmp_path: Path) -> None:
@@ -433,7 +513,9 @@ def test_samples_are_made_as_the_configuration_says(tmp_path: Path) -> None:
         f'seed = 7\n[optim]\nlearning_rate = 1e-2\n[run]\nfolder = "{tmp_path}/run"\n'
     )
     found = pair_samples_of(load(tmp_path / "config.toml"), made)
-    assert (found.seed, found.cut) == (7, BertCut("next", 0.3, Masking(0.25, 2)))
+    assert (found.seed, found.cut) == (7, BertCut("next", 0.3, Masking(0.25, 2), revision=1))
+    now = pair_samples_of(load(tmp_path / "config.toml", ["data.revision=2"]), made)
+    assert now.cut == BertCut("next", 0.3, Masking(0.25, 2))
 
 
 def test_the_vocabulary_tells_what_masking_needs(tmp_path: Path) -> None:

@@ -303,6 +303,21 @@ def test_gpus_are_counted_when_what_their_driver_reads_is_there(config: Path, mo
 OLD = '[model]\ndropout = 0.1\n[train]\nevaluate_every = 0\nprecision = "fp64"\n'
 
 
+def test_a_run_goes_on_with_the_samples_that_it_began_with(config: Path, tmp_path: Path) -> None:
+    """A folder of a version that had one way to make them, and a new run beside it."""
+    assert here("train", config).status == 0
+    written = tmp_path / "run" / "config.toml"
+    assert load(written).data.revision == begin.load_for_run(config).data.revision == 2
+    for each in (written, *(tmp_path / "run").glob("checkpoints/*/config.toml")):
+        each.write_text(each.read_text().replace("revision = 2\n", ""))
+    assert begin.load_for_run(config).data.revision == 1
+    assert begin.lines(config) == [
+        f"Kept from {tmp_path}/run/config.toml, as the defaults were when the run began: data.revision = 1."
+    ]
+    answer = here("train", config, "data.revision=2")
+    assert answer.status == 2 and "data.revision: 1 -> 2" in answer.err
+
+
 def test_what_a_run_keeps_is_told_and_of_one_that_has_not_begun_nothing_is(config: Path, tmp_path: Path) -> None:
     """A folder in which nothing was trained belongs to nobody."""
     run = tmp_path / "run"

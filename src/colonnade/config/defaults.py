@@ -27,6 +27,8 @@ BEFORE: Mapping[str, object] = MappingProxyType(
     }
 )
 """Defaults that are others now."""
+REVISION = 2
+"""data.revision of a run that begins."""
 TINY_SEQ_LENGTH = 64
 """model.seq_length of the preset `tiny` before."""
 
@@ -45,6 +47,9 @@ def kept_from_run(content: TomlTable, folder: Path) -> dict[str, object]:
         kept["model.seq_length"] = TINY_SEQ_LENGTH
     if not has(content, "train.precision") and isinstance(_at(written, "train.precision"), str):
         kept["train.precision"] = _at(written, "train.precision")  # the run may go on where another is chosen
+    revision = _at(written, "data.revision") or 1  # the first runs do not say it
+    if isinstance(written.get("data"), dict) and not has(content, "data.revision") and revision != REVISION:
+        kept["data.revision"] = revision
     return kept
 
 

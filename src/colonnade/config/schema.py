@@ -174,6 +174,9 @@ class DataConfig(Section):
     """[token ids] Tokens whose prediction does not count in the loss."""
     questions: Annotated[Text | None, MAY_CHANGE] = None
     """File of SQuAD (.json) whose questions a head spans answers at each evaluation: exact match and F1 in metrics."""
+    revision: Literal[1, 2] = 1
+    """[number] How samples are made and files mixed: 2 is what is told of them here, 1 what earlier versions did.
+    Unset, `train` takes 2, and goes on with 1 where a run began so."""
     masking: MaskingConfig = MaskingConfig()
     corruption: CorruptionConfig = CorruptionConfig()
     cache: Annotated[Text | None, MAY_CHANGE] = None

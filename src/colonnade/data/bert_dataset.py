@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from colonnade.config.defaults import REVISION
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
@@ -44,6 +45,7 @@ from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import DataError
 
 WHOLE_WORDS = Masking()
+_TRIES = 4  # to find a text of a length elsewhere
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class BertCut:
     short: float = 0.1
     """[probability] Samples that are cut to a random length."""
     masking: Masking = WHOLE_WORDS
+    revision: int = REVISION
+    """data.revision."""
 
 
 @dataclass(frozen=True)
@@ -144,12 +148,42 @@ class BertDataset:
         """Two texts and their label."""
         room = draws.integer(2, self._room + 1) if draws.chance(self._cut.short) else self._room
         sentences = self._sentences(sample, epoch, room, draws)
-        if len(sentences) == 1 and len(sentences[0]) > 1:
+        alone = len(sentences) == 1 and len(sentences[0]) > 1
+        if alone:
             where = draws.integer(1, len(sentences[0]))
             sentences = [sentences[0][:where], sentences[0][where:]]
         at = draws.integer(1, max(len(sentences), 2))
-        first, second = np.concatenate(sentences[:at]), np.concatenate([sentences[0][:0], *sentences[at:]])
         label = int(draws.chance(0.5))
+        if label and self._cut.pairs == "order" and self._cut.revision > 1:
+            at = _mirrored(sentences, at)
+        first, second = np.concatenate(sentences[:at]), np.concatenate([sentences[0][:0], *sentences[at:]])
+        if self._cut.revision == 1:
+            return self._pair_of_before(first, second, label, epoch, room, draws)
+        if label and self._cut.pairs == "order":
+            first, second = second, first
+        if label and self._cut.pairs == "next" and len(second):
+            second = self._elsewhere(sample, len(second), epoch, room, draws, within=alone)
+        return *_trimmed(first, second, room, draws), label
+
+    def _elsewhere(self, sample: int, length: int, epoch: int, room: int, draws: Draws, *, within: bool) -> Integers:
+        """Text of another sample, as near to a length as is found: whole sentences; `within`: such as begins within
+        one and ends with one.
+        """
+        found = list[Integers]()
+        for _ in range(_TRIES):
+            other = (sample + draws.integer(1, max(self.num_samples, 2))) % self.num_samples
+            sentences = self._sentences(other, epoch, room, draws)
+            text, ends = np.concatenate(sentences), np.cumsum([0, *map(len, sentences)])
+            begin, end = (max(len(text) - length, 1), len(text)) if within else _nearest(ends, length)
+            found.append(text[begin:end])
+            if end - begin == length:
+                break
+        return min(found, key=lambda text: abs(len(text) - length))
+
+    def _pair_of_before(
+        self, first: Integers, second: Integers, label: int, epoch: int, room: int, draws: Draws
+    ) -> tuple[Integers, Integers, int]:
+        """As revision 1 has them: lengths and cuts tell some of the labels."""
         if label and self._cut.pairs == "next":
             elsewhere = self._sentences(draws.integer(0, self.num_samples), epoch, room, draws)
             second = np.concatenate(elsewhere)[: max(room - len(first), 1)]
@@ -187,6 +221,21 @@ def _trimmed(first: Integers, second: Integers, room: int, draws: Draws) -> tupl
     return first[slice(*ends[0])], second[slice(*ends[1])]
 
 
+def _mirrored(sentences: list[Integers], at: int) -> int:
+    """Where sentences are cut so that the later ones are as long as the first `at` are, as nearly as they can be."""
+    lengths = [len(sentence) for sentence in sentences]
+    later = np.cumsum(lengths[:0:-1])[::-1]  # behind a cut at 1, 2, …
+    return 1 + int(np.argmin(np.abs(later - sum(lengths[:at])))) if len(later) else at
+
+
+def _nearest(ends: Integers, length: int) -> tuple[int, int]:
+    """Two of rising places, the first pair that is as nearly `length` apart as any."""
+    apart = np.abs(ends[None, :] - ends[:, None] - length)
+    apart[np.tril_indices(len(ends))] = np.iinfo(np.int64).max  # two that rise
+    begin, end = divmod(int(np.argmin(apart)), len(ends))
+    return int(ends[begin]), int(ends[end])
+
+
 def pair_samples_of(config: Config, tokenizer: Tokenizer | None) -> PairSamples:
     """How a run's samples are made. DataError where its tokenizer has not what masking needs."""
     if tokenizer is None:
@@ -196,7 +245,7 @@ def pair_samples_of(config: Config, tokenizer: Tokenizer | None) -> PairSamples:
             "file, such as bert-base-uncased's vocab.txt."
         )
     masking = config.data.masking
-    cut = BertCut(masking.pairs, masking.short, Masking(masking.share, masking.longest))
+    cut = BertCut(masking.pairs, masking.short, Masking(masking.share, masking.longest), config.data.revision)
     return PairSamples(WordPieces.of(tokenizer), config.train.seed, cut)
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.check import Problem
 from colonnade.config.check_head import nothing_to_train
-from colonnade.config.defaults import TomlTable, has, in_words, kept_from_run, put
+from colonnade.config.defaults import REVISION, TomlTable, has, in_words, kept_from_run, put
 from colonnade.config.fitting import Fit
 from colonnade.config.load import MoreChecks, TomlFile, build, load, read_with
 from colonnade.config.numbers import counted
@@ -161,6 +161,8 @@ def complete(content: TomlTable, *, num_gpus: int | None = None, record: Path | 
     if has(content, "train.epochs") and not has(content, "train.steps"):
         steps, problems = _steps_of_epochs(content)
         put(content, {"train.steps": steps})
+    if not has(content, "data.revision"):
+        put(content, {"data.revision": REVISION})
     if not has(content, "train.precision"):
         put(content, {"train.precision": _precision(content, count_gpus() if num_gpus is None else num_gpus)})
     return problems
