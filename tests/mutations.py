@@ -9160,6 +9160,27 @@ MUTATIONS = [
         ("tests/train/test_start.py",),
     ),
     Mutation(
+        "a window of packed samples begins with the longest documents",
+        "data/rows.py",
+        "bins if self._cut.revision == 1 else in_any_order(bins, number)",
+        "bins",
+        ("tests/data/test_rows.py",),
+    ),
+    Mutation(
+        "all windows of packed samples have one order",
+        "data/packing.py",
+        "key=(window,)",
+        "key=(0,)",
+        ("tests/data/test_rows.py",),
+    ),
+    Mutation(
+        "rows of whole documents begin with the earliest",
+        "data/whole_rows.py",
+        "if cut.revision > 1:",
+        "if cut.revision > 2:",
+        ("tests/data/test_whole_rows.py",),
+    ),
+    Mutation(
         "negative ids are not told",
         "data/datasets.py",
         " or int(first.min()) < 0",

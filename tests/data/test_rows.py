@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +146,25 @@ def test_of_many_windows_the_last_few_are_kept(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(rows_module, "WINDOW", 2)
     monkeypatch.setattr(rows_module, "pack", packing)
+    monkeypatch.setattr(rows_module, "in_any_order", lambda bins, window: bins)
     data = dataset(written(tmp_path, [5] * 100), 4, PACKED)
     data.rows(range(len(data)))
     assert len(packed) == 62 and sum(each() is not None for each in packed) == rows_module._KEPT_WINDOWS
+
+
+def test_any_part_of_a_window_is_like_the_window(tmp_path: Path) -> None:
+    """64 documents as long as a row, and 64 rows of four each: packing begins the long ones first in each window. Of a
+    random half of the rows 32 are of one document, and fewer than 16 or more than 48 with a chance of 10⁻⁷.
+    """
+    file = written(tmp_path, ([8] * 64 + [2] * 256) * 2 + [9])
+    before, now = (dataset(file, 8, replace(PACKED, revision=each)).rows(range(2 * WINDOW)) for each in (1, 2))
+    for window in (slice(0, WINDOW), slice(WINDOW, 2 * WINDOW)):
+        assert sorted(before.tokens[window].tolist()) == sorted(now.tokens[window].tolist())
+    alone = [[not row.any() for row in each.documents] for each in (before, now) if each.documents is not None]
+    assert alone[0] == ([True] * 64 + [False] * 64) * 2, "as runs have them that began so"
+    halves = [sum(alone[1][begin : begin + 64]) for begin in range(0, 256, 64)]
+    assert all(16 <= half <= 48 for half in halves), halves
+    assert alone[1][:WINDOW] != alone[1][WINDOW:], "each window has its own order"
 
 
 def test_labels_that_do_not_count_in_packed_rows(write_tokens: Write) -> None:

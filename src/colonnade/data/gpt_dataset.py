@@ -48,6 +48,7 @@ def cut_of(data: DataConfig) -> Cut:
         whole=data.packing == "whole",
         too_long=data.too_long,
         answers=data.loss_on == "answers",
+        revision=data.revision,
     )
 
 

@@ -13,6 +13,10 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from colonnade.data.sampler import permute
+
 
 class DocumentSpan(NamedTuple):
     """Tokens `begin … begin + length` of a window."""
@@ -56,6 +60,13 @@ def pack_whole(spans: Sequence[DocumentSpan], capacity: int) -> list[list[Docume
         else:
             _put(span, rooms.pop(place), bins, rooms)
     return sorted(sorted(each) for each in bins)
+
+
+def in_any_order(bins: Sequence[list[DocumentSpan]], window: int) -> list[list[DocumentSpan]]:
+    """The samples of a window by a permutation of its own, so that the first ones are of all lengths of documents:
+    packing begins those of the longest, or of the earliest, first.
+    """
+    return [bins[place] for place in permute(np.arange(len(bins)), len(bins), key=(window,)).tolist()]
 
 
 def _spans(starts: Sequence[int], capacity: int, total: int) -> list[DocumentSpan]:

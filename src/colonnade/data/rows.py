@@ -16,8 +16,9 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from colonnade.config.defaults import REVISION
 from colonnade.data.indexed import TokenFile, Tokens
-from colonnade.data.packing import DocumentSpan, pack
+from colonnade.data.packing import DocumentSpan, in_any_order, pack
 from colonnade.errors import DataError
 
 Integers = NDArray[np.int64]
@@ -45,6 +46,8 @@ class Cut:
     """Of whole documents, what becomes of those that are longer than a row."""
     answers: bool = False
     """Answers alone count: tokens of every second sequence of a document."""
+    revision: int = REVISION
+    """data.revision."""
 
     def __post_init__(self) -> None:
         assert self.separate or not (self.best_fit or self.whole), (
@@ -221,7 +224,8 @@ class PackedRows:
             s = self._text.seq_length
             num_bins, begin = min(WINDOW, self._text.num_rows - number * WINDOW), number * WINDOW * s
             starts = self._text.documents(begin + 1, begin + num_bins * s) - begin
-            self._windows[number] = pack([0, *starts.tolist()], s, num_bins)
+            bins = pack([0, *starts.tolist()], s, num_bins)
+            self._windows[number] = bins if self._cut.revision == 1 else in_any_order(bins, number)
             while len(self._windows) > _KEPT_WINDOWS:
                 self._windows.popitem(last=False)
         return self._windows[number]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from colonnade.data.packing import DocumentSpan, pack_whole
+from colonnade.data.packing import DocumentSpan, in_any_order, pack_whole
 from colonnade.data.rows import Cut, Flags, Integers, Readable, Rows, counted_labels
 
 TOGETHER = 4096
@@ -27,11 +27,12 @@ class WholeRows:
     def __init__(self, text: Readable, cut: Cut) -> None:
         self._text, self._cut = text, cut
         spans, self.num_dropped = _spans(text, cut.too_long)
-        rows = [
-            row
-            for first in range(0, len(spans), TOGETHER)
-            for row in pack_whole(spans[first : first + TOGETHER], text.seq_length)
+        packed = [
+            pack_whole(spans[first : first + TOGETHER], text.seq_length) for first in range(0, len(spans), TOGETHER)
         ]
+        if cut.revision > 1:
+            packed = [in_any_order(rows, number) for number, rows in enumerate(packed)]
+        rows = [row for together in packed for row in together]
         self._spans = np.array([span for row in rows for span in row], dtype=np.int64).reshape(-1, 2)
         self._edges = np.cumsum([0, *map(len, rows)])
 
