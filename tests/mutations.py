@@ -348,8 +348,8 @@ MUTATIONS = [
     Mutation(
         "a blend's factors are drawn to the power of its temperature",
         "data/blended_dataset.py",
-        "n * part.num_tokens**power for",
-        "(n * part.num_tokens) ** power for",
+        "n * part.sample_tokens**power / float",
+        "(n * part.sample_tokens) ** power / float",
         ("tests/data/test_blended_dataset.py",),
     ),
     Mutation(
@@ -9179,6 +9179,20 @@ MUTATIONS = [
         "if cut.revision > 1:",
         "if cut.revision > 2:",
         ("tests/data/test_whole_rows.py",),
+    ),
+    Mutation(
+        "a blend by tokens counts samples",
+        "data/blended_dataset.py",
+        'mixture.by == "tokens" and mixture.revision > 1',
+        'mixture.by == "tokens" and mixture.revision > 2',
+        ("tests/data/test_blended_dataset.py",),
+    ),
+    Mutation(
+        "a temperature takes all samples for equally long",
+        "data/blended_dataset.py",
+        " / float(_tokens_of_each(part))",
+        "",
+        ("tests/data/test_blended_dataset.py",),
     ),
     Mutation(
         "negative ids are not told",

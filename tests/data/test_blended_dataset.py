@@ -185,20 +185,64 @@ def test_all_epochs_shuffled_as_one_only_when_asked(files: tuple[str, str, str])
 
 def test_temperature(files: tuple[str, str, str]) -> None:
     numbers: dict[str, float] = dict.fromkeys(files, 1.0)
-    by_size = Counter(sources(opened(numbers, by="temperature", temperature=1.0), range(3_430)))
-    assert by_size == {0: 410, 1: 1_010, 2: 2_010}
+    by_size = Counter(sources(opened(numbers, by="temperature", temperature=1.0), range(850)))
+    assert by_size == {0: 100, 1: 250, 2: 500}, "as many as there are"
     softer = Counter(sources(opened(numbers, by="temperature", temperature=2.0), range(10_000)))
-    roots = np.sqrt([41, 101, 201])
+    roots = np.sqrt([40, 100, 200])
     for source, root in enumerate(roots):
         assert abs(softer[source] - 10_000 * root / roots.sum()) < 1
 
 
 def test_a_factor_stands_outside_of_the_temperature(files: tuple[str, str, str]) -> None:
-    """factor × tokens^(1/T): the file of 41 tokens with the factor 8, beside that of 201."""
+    """factor × tokens^(1/T): the file of 40 tokens in samples with the factor 8, beside that of 200."""
     datasets = opened({files[0]: 8.0, files[2]: 1.0}, by="temperature", temperature=2.0)
     drawn = Counter(sources(datasets, range(10_000)))
-    parts = np.array([8.0 * np.sqrt(41), np.sqrt(201)])
+    parts = np.array([8.0 * np.sqrt(40), np.sqrt(200)])
     assert np.abs(np.array([drawn[0], drawn[1]]) - 10_000 * parts / parts.sum()).max() < 1
+
+
+WHOLE = Cut(separate=True, whole=True, too_long="drop")
+
+
+def padded(datasets: Datasets, num_samples: int) -> list[int]:
+    """Of two files in rows of 8 with padding: tokens of each among the first samples."""
+    tokens, places = datasets.train.rows(range(num_samples)).tokens, np.array(sources(datasets, range(num_samples)))
+    return [int((tokens[places == source] > 0).sum()) for source in (0, 1)]
+
+
+@pytest.fixture
+def unequal(write_tokens: Write) -> dict[str, float]:
+    """Rows of 6 tokens and of 5, with documents that are longer than a row and left out."""
+    return {write_tokens(*[3] * 40, name="a"): 1.0, write_tokens(*[5, 9] * 30, name="b"): 1.0}
+
+
+def test_tokens_are_counted_without_padding(unequal: dict[str, float]) -> None:
+    """Five samples of 6 tokens for six of 5, where shares are equal."""
+    of_tokens = opened(unequal, by="tokens", seq_length=8, cut=WHOLE)
+    assert Counter(sources(of_tokens, range(1_100))) == {0: 500, 1: 600}
+    assert Counter(sources(opened(unequal, seq_length=8, cut=WHOLE), range(1_100))) == {0: 550, 1: 550}
+    found = padded(of_tokens, 110)
+    assert max(found) - min(found) <= 2, "the token 0 is one of the first document, beside padding"
+
+
+def test_a_temperature_is_on_tokens_without_padding(unequal: dict[str, float]) -> None:
+    """20 samples of 6 tokens and 30 of 5: all of them at 1, and roots of 120 and 150 tokens at 2."""
+    by_size = opened(unequal, by="temperature", temperature=1.0, seq_length=8, cut=WHOLE)
+    assert Counter(sources(by_size, range(500))) == {0: 200, 1: 300}
+    drawn = Counter(sources(opened(unequal, by="temperature", temperature=2.0, seq_length=8, cut=WHOLE), range(10_000)))
+    parts = np.sqrt([120, 150]) / [6, 5]
+    assert np.abs(np.array([drawn[0], drawn[1]]) - 10_000 * parts / parts.sum()).max() < 1
+
+
+@pytest.mark.parametrize(("by", "temperature"), [("tokens", None), ("temperature", 1.0)])
+def test_a_run_that_began_with_samples_for_tokens_goes_on_so(
+    unequal: dict[str, float], by: BlendBy, temperature: float | None
+) -> None:
+    mixture = Mixture(unequal, by, temperature, revision=1)
+    samples = TextSamples(WHOLE)
+    datasets = open_blend(mixture, samples=samples, split=(1.0, 0.0, 0.0), seq_length=8, vocab_size=VOCAB, seed=1)
+    drawn = Counter(sources(datasets, range(540)))
+    assert drawn == ({0: 270, 1: 270} if by == "tokens" else {0: 120, 1: 420})
 
 
 @pytest.mark.parametrize(("temperature", "factor"), [(1e-3, 1.0), (1e-320, 1.0), (1.0, 1e308)])

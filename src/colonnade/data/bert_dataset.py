@@ -101,6 +101,7 @@ class BertDataset:
         start = file.document_start(documents.start)
         self.num_tokens = file.document_start(documents.stop) - start
         self.num_samples = self.num_tokens // max(self._room, 1)
+        self.sample_tokens = self.num_samples * self._room
         if self._room < 2 or not self.num_samples:
             raise NoSampleError(
                 f"{file.prefix}: documents {documents.start:,} to {documents.stop - 1:,} hold {self.num_tokens:,} "

@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from colonnade.config.defaults import REVISION
 from colonnade.data.blend import END_OF_TOTALS, Blend, whole_weights
 from colonnade.data.changing_blend import ChangingBlend
 from colonnade.data.datasets import (
@@ -47,6 +48,8 @@ class Mixture:
     temperature: float | None = None
     earlier: tuple[tuple[int, Mapping[str, float]], ...] = ()
     """Up to which position, in samples, the run had which other numbers, in rising order."""
+    revision: int = REVISION
+    """data.revision."""
 
 
 class BlendedDataset:
@@ -165,19 +168,32 @@ def _blended(parts: list[FileDataset], mixture: Mixture, numbers: Sequence[float
 
 
 def _weights(parts: list[FileDataset], mixture: Mixture, numbers: Sequence[float]) -> tuple[int, ...]:
-    """Whole numbers in the proportions in which samples are drawn; all samples have the same number of tokens."""
+    """Whole numbers in the proportions in which samples are drawn."""
     if mixture.by == "epochs":
         return whole_weights([Fraction(str(n)) * len(part) for part, n in zip(parts, numbers, strict=True)])
     if mixture.by == "temperature":
-        assert mixture.temperature is not None, "the config check asks for a temperature"
-        return whole_weights(_tempered(parts, numbers, mixture.temperature))
+        return whole_weights(_tempered(parts, numbers, mixture))
+    if mixture.by == "tokens" and mixture.revision > 1:
+        return whole_weights([Fraction(str(n)) / _tokens_of_each(part) for part, n in zip(parts, numbers, strict=True)])
     return whole_weights(numbers)
 
 
-def _tempered(parts: list[FileDataset], numbers: Sequence[float], temperature: float) -> list[float]:
-    power = 1 / temperature
+def _tokens_of_each(part: FileDataset) -> Fraction:
+    """Tokens of a sample, in the mean."""
+    return Fraction(part.sample_tokens, part.num_samples)
+
+
+def _tempered(parts: list[FileDataset], numbers: Sequence[float], mixture: Mixture) -> list[float]:
+    assert mixture.temperature is not None, "the config check asks for a temperature"
+    temperature, power = mixture.temperature, 1 / mixture.temperature
     try:
-        weights = [n * part.num_tokens**power for part, n in zip(parts, numbers, strict=True)]
+        if mixture.revision == 1:  # which took all samples for equally long
+            weights = [n * part.num_tokens**power for part, n in zip(parts, numbers, strict=True)]
+        else:
+            weights = [
+                n * part.sample_tokens**power / float(_tokens_of_each(part))
+                for part, n in zip(parts, numbers, strict=True)
+            ]
     except OverflowError:
         weights = [math.inf]
     if math.inf in weights:

@@ -85,6 +85,8 @@ class FileDataset(SplitDataset, Protocol):
     documents: range
     num_tokens: int
     num_samples: int
+    sample_tokens: int
+    """Tokens in its samples together, without padding, as far as they are known before samples are made."""
     order: Order
 
 

@@ -76,6 +76,7 @@ class GPTDataset:
         self.num_dropped = 0 if whole is None else whole.num_dropped
         """Documents that are left out, being longer than a sample."""
         self.num_tokens, self.num_samples = text.num_tokens, text.num_rows if whole is None else len(whole)
+        self.sample_tokens = self.num_samples * seq_length if whole is None else whole.num_tokens
         if self.num_samples < 1:
             too_long = whole is not None and text.num_tokens
             raise NoSampleError(_all_too_long(text, documents) if too_long else _too_short(text, documents))

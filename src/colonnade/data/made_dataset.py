@@ -34,6 +34,7 @@ class MadeDataset(ABC, Generic[Made]):
         self.file, self.documents, self.seq_length = file, documents, seq_length
         self.num_samples = num_samples
         self.num_tokens = file.document_start(documents.stop) - file.document_start(documents.start)
+        self.sample_tokens = self.num_tokens
         self.order: Order = order or InOrder(num_samples)
         self._vocab_size = vocab_size
 

@@ -170,6 +170,7 @@ class T5Dataset:
                 f"takes. Give this split more documents (data.split), add text, or use a shorter {LENGTH_KEYS}."
             ) from None
         self.num_tokens, self.num_samples = self._texts.num_tokens, self._texts.num_samples
+        self.sample_tokens = self._texts.sample_tokens
 
     @property
     def order(self) -> Order:

@@ -33,6 +33,8 @@ class WholeRows:
         if cut.revision > 1:
             packed = [in_any_order(rows, number) for number, rows in enumerate(packed)]
         rows = [row for together in packed for row in together]
+        self.num_tokens = sum(span.length for span in spans)
+        """Without padding."""
         self._spans = np.array([span for row in rows for span in row], dtype=np.int64).reshape(-1, 2)
         self._edges = np.cumsum([0, *map(len, rows)])
 

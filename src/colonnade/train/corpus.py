@@ -306,7 +306,7 @@ def _open_blend(
     times = config.model.seq_length // seq_length  # as many samples in the same text
     before = tuple((count * times, numbers) for count, numbers in earlier)
     blended = open_blend(
-        Mixture(data.blend, data.blend_by, data.temperature, before),
+        Mixture(data.blend, data.blend_by, data.temperature, before, data.revision),
         samples=samples,
         split=data.shares,
         seq_length=seq_length,
