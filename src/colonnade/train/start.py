@@ -158,11 +158,11 @@ def complete(content: TomlTable, *, num_gpus: int | None = None, record: Path | 
     put(content, _kept(content, record))
     for message in nothing_to_train(content):
         raise ConfigError(message)
+    if not has(content, "data.revision"):
+        put(content, {"data.revision": REVISION})
     if has(content, "train.epochs") and not has(content, "train.steps"):
         steps, problems = _steps_of_epochs(content)
         put(content, {"train.steps": steps})
-    if not has(content, "data.revision"):
-        put(content, {"data.revision": REVISION})
     if not has(content, "train.precision"):
         put(content, {"train.precision": _precision(content, count_gpus() if num_gpus is None else num_gpus)})
     return problems
