@@ -11821,6 +11821,8 @@ MUTATIONS = [
         "FLOOR = 1e-3",
         "FLOOR = 1.0",
         ("tests/verify/test_compare.py",),
+    ),
+    Mutation(
         "a file that its disk does not give for a while has no lines",
         "train/lines.py",
         "with suppress(FileNotFoundError, NotADirectoryError), path.open",

@@ -26,8 +26,8 @@ from tests.parity.runs import (
     STEPS,
     Buffer,
     Case,
-    configured,
     Way,
+    configured,
     global_batch,
     local_ranges,
     part,
@@ -245,6 +245,7 @@ def test_positions_beyond_a_short_sample_get_no_gradient() -> None:
     positions = gradients["embedding.positions.weight"]
     assert positions.shape[0] == SEQ_LENGTH and positions[:5].any(-1).all() and not positions[5:].any()
 
+
 class BrokenOff(Exception):
     """By somebody who runs the next step all the same."""
 
@@ -278,7 +279,6 @@ def test_a_step_that_was_broken_off_leaves_nothing_to_the_next(
         assert told[0] == told[1]
     mine, others = tensors(state, "master"), tensors(undisturbed, "master")
     assert all(torch.equal(mine[name], other) for name, other in others.items())
-
 
 
 def test_who_is_called_before_the_update_sees_what_it_will_change() -> None:

@@ -235,9 +235,7 @@ def neighbours() -> range:
 
 
 def disconnect() -> None:
-    """Leave the run's process group. Harmless where there is none, and to one that a program which nobody launched has
-    made for itself. May stand in a `finally`.
-    """
+    """Leave the run's process group, if any; one that its own program has made stays. May stand in a `finally`."""
     import torch.distributed as dist
 
     note_failure(sys.exc_info()[1])  # before the other ranks lose their connection to this one
