@@ -1579,6 +1579,13 @@ MUTATIONS = [
         ("tests/serving/test_trained.py",),
     ),
     Mutation(
+        "a rank is among its own peers",
+        "train/slow_ranks.py",
+        "ordered[each + (each >= left_out)]",
+        "ordered[each]",
+        ("tests/train/test_slow_ranks.py",),
+    ),
+    Mutation(
         "a name that is given anew while a file is opened is believed",
         "checkpoint/confined.py",
         "_check_plain(path, os.fstat(descriptor).st_mode)  # of",

@@ -1,5 +1,6 @@
 """Slow ranks are named by what they do themselves, not by how long a step takes: all wait for them."""
 
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,30 @@ def test_one_that_takes_much_longer_is_named_alone_at_any_scale(
     at %= len(near)
     seconds = [scale * each * (times if rank == at else 1.0) for rank, each in enumerate(near)]
     assert named(seconds, Layout(dp=len(near))) == {at}
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.25, 3.0]), min_size=1, max_size=9))
+def test_peers_are_the_others(seconds: list[float]) -> None:
+    """Also where several take as long; who has none, or peers that do nothing, is held against nobody."""
+    ranks = range(len(seconds))
+    others = {rank: seconds[:rank] + seconds[rank + 1 :] for rank in ranks}
+    medians = {rank: statistics.median(left) for rank, left in others.items() if left}
+    expected = {rank: median for rank, median in medians.items() if median > 0}
+    assert {rank: pace.peers for rank, pace in paces(seconds, [ranks]).items()} == expected
+
+
+def test_ranks_are_put_in_order_once() -> None:
+    """A stage may have thousands, and every rank judges all of them."""
+    compared = []
+
+    class Seconds(float):
+        def __lt__(self, other: float) -> bool:
+            compared.append(self)
+            return float(self) < float(other)
+
+    chance, count = Random(1), 256
+    paces([Seconds(chance.random()) for _ in range(count)], [range(count)])
+    assert len(compared) < count * 30
 
 
 def test_a_rank_is_held_against_its_stage_and_a_pair_against_each_other() -> None:

@@ -11,6 +11,7 @@ have unequal work, and are not compared. Evaluations and saves are no part of a 
 import socket
 import statistics
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,11 +45,19 @@ def paces(seconds: Sequence[float], stages: Sequence[Sequence[int]]) -> dict[int
     """Of each rank that has peers. `seconds`: of each rank's own part of a step. `stages`: the ranks of each."""
     found = {}
     for ranks in stages:
-        for rank in ranks:
-            others = [seconds[other] for other in ranks if other != rank]
-            if others and statistics.median(others) > 0:
-                found[rank] = Pace(seconds[rank], statistics.median(others))
+        ordered = sorted(seconds[rank] for rank in ranks)
+        for rank in ranks if len(ranks) > 1 else ():
+            peers = _median_without(seconds[rank], ordered)
+            if peers > 0:
+                found[rank] = Pace(seconds[rank], peers)
     return found
+
+
+def _median_without(own: float, ordered: Sequence[float]) -> float:
+    """The median of all but one: sorting anew for each of thousands of ranks takes seconds."""
+    left_out, count = bisect_left(ordered, own), len(ordered) - 1
+    middle = ((count - 1) // 2, count // 2)
+    return sum(ordered[each + (each >= left_out)] for each in middle) / 2
 
 
 def slow(found: Mapping[int, Pace], factor: float) -> set[int]:
