@@ -8194,8 +8194,8 @@ MUTATIONS = [
     Mutation(
         "another learning rate of the last step alone is not told",
         "train/changes.py",
-        "for at in range(step + 1, now.train.steps + 1):",
-        "for at in range(step + 1, now.train.steps):",
+        "min(now.train.steps, ends) + 1)",
+        "min(now.train.steps, ends))",
         ("tests/train/test_changes.py",),
     ),
     Mutation(
@@ -8723,7 +8723,7 @@ MUTATIONS = [
         "report/watch.py",
         "RunReader(folder, thermometers=False)",
         "RunReader(folder)",
-        ("tests/report/test_growing.py",),
+        ("tests/report/test_watch.py",),
     ),
     Mutation(
         "rates of steps that cannot differ are compared one by one",
