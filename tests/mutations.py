@@ -729,6 +729,27 @@ MUTATIONS = [
         (PARITY, ZERO),
     ),
     Mutation(
+        "a weight that is not gathered is read",
+        "data_parallel/buckets.py",
+        "        mark_resharded(self._weights, resharded=True)\n",
+        "",
+        (ZERO,),
+    ),
+    Mutation(
+        "a weight that is not gathered is read through its data",
+        "data_parallel/resharded.py",
+        '_SHARE_MEMORY = {"data", ',
+        "_SHARE_MEMORY = {",
+        (ZERO,),
+    ),
+    Mutation(
+        "weights that were gathered to be read stay",
+        "data_parallel/zero.py",
+        "            for bucket in self.every:\n                bucket.reshard()",
+        "            pass",
+        (ZERO,),
+    ),
+    Mutation(
         "stage 3 drops what is needed next",
         "data_parallel/zero.py",
         "            if bucket not in kept:\n                bucket.reshard()",

@@ -3,14 +3,15 @@ them, and what was freed is not needed.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from math import prod
 from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from colonnade.architecture.stack import TABLE
 from colonnade.data_parallel.buckets import flatten
@@ -23,7 +24,7 @@ from colonnade.train.step import train_step
 from tests.data_parallel.flat import allocated, storage, toy_buckets, weights
 from tests.data_parallel.late import PunctualTransport, late_mesh
 from tests.distributed import run_on_ranks
-from tests.parity.runs import CPU, Case, Way, configured, microbatches
+from tests.parity.runs import CPU, SERIAL, Case, Way, configured, microbatches
 
 NEEDS = {
     "embedding": [TABLE, "embedding"],
@@ -128,6 +129,51 @@ def test_before_others_change_master_weights_all_that_was_published_is_there(zer
         owned.settle()
         assert transport.under_way == []
         assert all((bucket.parameters == value).all() for bucket in owned.buckets.values())
+
+
+READS: dict[str, Callable[[nn.Module], object]] = {
+    "a norm": lambda model: [each.norm() for each in model.parameters()],
+    "print": lambda model: [str(each) for each in model.parameters()],
+    "data": lambda model: [each.data.sum() for each in model.parameters()],
+    "deepcopy": deepcopy,
+    "state_dict": lambda model: model.state_dict(),
+    "another's": lambda model: [each.copy_(torch.ones(())) for each in model.parameters()],
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_weights_that_are_not_there_are_not_read(read: str) -> None:
+    """Torch would read freed memory, which ends the interpreter. Their shapes are known all the same."""
+    mesh, case = Mesh(), Case(parts="upper")
+    state = build_state(configured(case, Way(zero=3)), mesh, case.vocab_size, CPU)
+    with pytest.raises(RuntimeError, match=r"with state\.ownership\.gathered\(\)"):
+        READS[read](state.model)
+    whole = build_state(configured(case, SERIAL), mesh, case.vocab_size, CPU).model
+    for mine, theirs in zip(state.model.parameters(), whole.parameters(), strict=True):
+        assert (mine.shape, mine.dtype, mine.numel()) == (theirs.shape, theirs.dtype, theirs.numel())
+        assert (mine.device, mine.requires_grad, hash(mine)) == (theirs.device, theirs.requires_grad, id(mine))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_all_weights_can_be_gathered_to_be_read(zero: Literal[0, 1, 2, 3]) -> None:
+    """Also those that an update has just sent on their way."""
+
+    def on_a_rank(rank: int, num_ranks: int) -> list[Tensor]:
+        case, way = Case(), Way(dp=num_ranks, micro_batch_size=2, zero=zero)
+        config, mesh = configured(case, way), build_mesh(way.layout, rank)
+        state, read = build_state(config, mesh, case.vocab_size, CPU), []
+        for number in range(2):
+            train_step(state, microbatches(case, way, number, mesh), mesh, config.train)
+            with state.ownership.gathered():
+                read = [each.detach().clone() for each in deepcopy(state.model).parameters()]
+            held = allocated(state.buckets, "parameters")
+            assert held == (set() if zero == 3 else {bucket.name for bucket in state.buckets})
+        return read
+
+    (alone,), *others = run_on_ranks(on_a_rank, 1), *run_on_ranks(on_a_rank, 2)
+    for rank in others:
+        for mine, theirs in zip(rank, alone, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
 
 
 def test_another_unit_than_expected_is_an_error() -> None:

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from colonnade.data_parallel.lengths import ALIGNMENT, up
+from colonnade.data_parallel.resharded import mark_resharded
 from colonnade.mesh.collectives import all_gather_into_, all_reduce_, on_the_wire, reduce_scatter_into_, same_memory
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.transport import Pending
@@ -131,8 +132,8 @@ class Bucket:
         self.mine = slice(first, first + share)
         self._make_weights(self._initial())
         self._make_gradients()
-        for param in self.ranges:
-            parameter = param.placement.parameter
+        self._weights = [param.placement.parameter for param in self.ranges]
+        for param, parameter in zip(self.ranges, self._weights, strict=True):
             parameter.data = param.view(self.parameters)
             if not self.is_frozen:
                 parameter.grad_dtype = self.gradients.dtype
@@ -141,7 +142,7 @@ class Bucket:
         self._summing: tuple[Tensor, Pending] | None = None
         self._is_unsharded = storage.zero < 3
         if storage.zero == 3:
-            _free(self.parameters)
+            self._free_parameters()
         if storage.zero >= 2:
             _free(self.gradients)
 
@@ -193,6 +194,7 @@ class Bucket:
         if self._is_unsharded:
             return
         _allocate(self.parameters)
+        mark_resharded(self._weights, resharded=False)
         self._arriving = all_gather_into_(self.parameters, self.shard, self.dp)
         self._is_unsharded = True
 
@@ -211,8 +213,12 @@ class Bucket:
         """ZeRO 3: forget all but this rank's slice of the parameters."""
         if self.storage.zero == 3 and self._is_unsharded:
             self.unshard()  # what is under way must not land in memory that is somebody else's by then
-            _free(self.parameters)
+            self._free_parameters()
             self._is_unsharded = False
+
+    def _free_parameters(self) -> None:
+        _free(self.parameters)
+        mark_resharded(self._weights, resharded=True)
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 

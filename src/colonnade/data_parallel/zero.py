@@ -15,7 +15,8 @@ those of a bucket that units on several pipeline stages need, when these have ad
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -94,6 +95,17 @@ class Ownership:
         """Return when nothing is under way: before anybody but the optimizer changes master weights."""
         for bucket in self.buckets.values():
             bucket.settle()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """All weights are there to be read, between steps; every rank enters this. ZeRO 3: gathers them."""
+        for bucket in self.every:
+            bucket.unshard()
+        try:
+            yield
+        finally:
+            for bucket in self.every:
+                bucket.reshard()
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 
