@@ -10258,6 +10258,13 @@ MUTATIONS = [
         ("tests/launch/test_elastic.py",),
     ),
     Mutation(
+        "ranks at different operations read each other's numbers",
+        "mesh/shared_memory.py",
+        "            self._check_sizes(shown)\n",
+        "",
+        ("tests/mesh/test_shared_memory.py",),
+    ),
+    Mutation(
         "the sum over tp is put down to the last unit",
         "data_parallel/zero.py",
         'self._reducing.popleft().finish_reduction()\n        self.mesh.ledger.unit = ""\n',

@@ -225,6 +225,23 @@ def _where_stores_are_seen_in_another_order(rank: int, num_ranks: int) -> tuple[
     return type(axis.transport) is TorchTransport, float(all_reduce(torch.tensor(float(rank)), axis))
 
 
+def _exchange_unequal(rank: int, num_ranks: int, sizes: list[int]) -> str:
+    axis = build_mesh(Layout(dp=num_ranks), rank).dp
+    all_reduce(torch.ones(3), axis)
+    try:
+        return str(all_reduce(torch.ones(sizes[rank]), axis).tolist())
+    except RuntimeError as error:
+        return str(error)
+
+
+@can_share
+def test_ranks_at_different_operations_are_told_so() -> None:
+    """They would read what lies behind the others' numbers: each of them hears it, and none goes on."""
+    for said in run_on_ranks(_exchange_unequal, 3, [4, 4, 1]):
+        assert "exchange [16, 16, 4] bytes at once" in said and "as many micro-batches" in said
+    assert run_on_ranks(_exchange_unequal, 2, [2, 2]) == ["[2.0, 2.0]"] * 2
+
+
 def test_on_arm_gloo_carries_everything() -> None:
     assert run_on_ranks(_where_stores_are_seen_in_another_order, 2) == [(True, 1.0)] * 2
 

@@ -7,6 +7,8 @@ up what it reads. One copy and one sum, no kernel in between.
 
     segment    [ written, read: a cache line a rank each | half 0: a slot a rank | half 1: a slot a rank | signature ]
 
+Beside its counter a rank says how many bytes it has written to each half: others there are of another operation.
+
 Chunks of a tensor use the two halves in turn. A rank writes a half again when all have read it, and has read it itself:
 so what it has shown it may take later, and compute meanwhile. Up to two chunks wait like that, the others' too, and
 nobody stands still because another is a little behind.
@@ -82,6 +84,7 @@ class Segment:
         count = chunk.numel() * chunk.element_size()
         self._slots_of(self._count)[self.rank][:count].view(chunk.dtype).view(chunk.shape).copy_(chunk)
         self._waiting.append(_Shown(self._count, count, chunk.dtype, use))
+        self._written[self.rank * _LINE + 1 + self._count % HALVES] = count
         self._written[self.rank * _LINE] = self._count
         return self._count
 
@@ -90,9 +93,18 @@ class Segment:
         while self._waiting and self._waiting[0].number <= number:
             shown = self._waiting[0]
             self._wait(self._written, shown.number)
+            self._check_sizes(shown)
             shown.use([slot[: shown.num_bytes].view(shown.dtype) for slot in self._slots_of(shown.number)])
             self._waiting.popleft()
             self._read[self.rank * _LINE] = shown.number
+
+    def _check_sizes(self, shown: _Shown) -> None:
+        sizes = self._written[1 + shown.number % HALVES :: _LINE].tolist()
+        if sizes.count(shown.num_bytes) < self.size:
+            raise RuntimeError(
+                f"the ranks of an axis exchange {sizes} bytes at once: they are not at the same operation. Every rank "
+                "does the same ones in a step, with as many micro-batches"
+            )
 
     def _slots_of(self, number: int) -> list[Tensor]:
         return self._halves[number % HALVES]
