@@ -38,6 +38,7 @@ class Tokenizer:
     """A tokenizer.json in use."""
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        """Takes `inner` over, and changes it: nothing is padded, cut or left out by chance."""
         inner.encode_special_tokens = True
         inner.no_padding()
         inner.no_truncation()

@@ -58,8 +58,8 @@ def output_loss(
 
     Sends 2 numbers a token forward, [s, b, h] backward (all-reduce). Sequence parallel: hidden is [s/tp, b, h], and is
     all-gathered forward; its gradient is reduce-scattered. The gradients of W and bias are added to their `grad` in
-    forward already, so the result must be the whole loss: call `backward()` on it (or on a sum with others), never on a
-    multiple of it. `products`: the kernels (None: the usual ones); so below.
+    forward already, under no_grad too, so the result must be the whole loss: call `backward()` on it (or on a sum with
+    others), never on a multiple of it. `products`: the kernels (None: the usual ones); so below.
     """
     rows = real_rows(weight, tp, vocab_size)
     whole = Parallel(tp, sequence_parallel).enter(hidden)
