@@ -200,7 +200,7 @@ MUTATIONS = [
     Mutation(
         "padding counts among the masked tokens",
         "tasks/bert.py",
-        "torch.stack([batch.loss_mask.sum().double(),",
+        "torch.stack([batch.loss_mask.sum(dtype=torch.float64),",
         "torch.stack([(~batch.real + batch.loss_mask).sum().double(),",
         ("tests/tasks/test_bert.py",),
     ),
@@ -1903,7 +1903,7 @@ MUTATIONS = [
     Mutation(
         "a loss that is none is fine",
         "train/divergence.py",
-        "if not (math.isfinite(loss) and (math.isfinite(grad_norm) or skipped)):",
+        "if not ((loss is None or math.isfinite(loss)) and (math.isfinite(grad_norm) or skipped)):",
         "if not (math.isfinite(grad_norm) or skipped):",
         ("tests/train/test_divergence.py",),
     ),
@@ -2267,8 +2267,8 @@ MUTATIONS = [
     Mutation(
         "signs of a divergence are held against themselves",
         "train/divergence.py",
-        "        if loss <= limit:\n            self.signs = 0\n",
-        "        self.losses.append(loss)\n        if loss <= limit:\n            self.signs = 0\n",
+        "        if loss <= limit:\n            self.signs = self.without_loss = 0\n",
+        "        self.losses.append(loss)\n        if loss <= limit:\n            self.signs = self.without_loss = 0\n",
         ("tests/train/test_divergence.py",),
     ),
     Mutation(
@@ -5008,8 +5008,8 @@ MUTATIONS = [
     Mutation(
         "verify holds a difference against the largest element of the rank's own box",
         "verify/compare.py",
-        "float(serial.double().abs().max())), rank, element)",
-        "float(serial[_window(shard)].double().abs().max())), rank, element)",
+        "largest = float(serial.double().abs().max())",
+        "largest = float(serial[_window(shard)].double().abs().max())",
         ("tests/verify/test_compare.py",),
     ),
     Mutation(
@@ -8949,8 +8949,8 @@ MUTATIONS = [
     Mutation(
         "verify in fewer bits takes the serial run's own rounding for nothing",
         "verify/verify.py",
-        "own = comparing.compare(exact, [shards])",
-        "own = comparing.compare(rounded, [shards])",
+        "own = comparing.compare(exact, [shards], ",
+        "own = comparing.compare(rounded, [shards], ",
         ("tests/verify/test_yardstick.py",),
     ),
     Mutation(
@@ -9662,8 +9662,8 @@ MUTATIONS = [
     Mutation(
         "a layout for fewer ranks has at most as many stages as the encoder has layers",
         "config/fitting.py",
-        "min(num_ranks // tp, config.model.num_units) + 1",
-        "min(num_ranks // tp, config.model.num_layers) + 1",
+        "min(num_ranks[-1] // tp, config.model.num_units) + 1",
+        "min(num_ranks[-1] // tp, config.model.num_layers) + 1",
         ("tests/config/test_fitting.py",),
     ),
     Mutation(
@@ -11867,8 +11867,8 @@ MUTATIONS = [
     Mutation(
         "--keep parallel.sequence_parallel does not hold",
         "planner/search.py",
-        "keeps(recompute=r, sequence_parallel=sp, zero=z, offload=off)",
-        "keeps(recompute=r, zero=z, offload=off)",
+        "keeps(**how, zero=z, offload=off)",
+        'keeps(**{key: how[key] for key in how if key != "sequence_parallel"}, zero=z, offload=off)',
         ("tests/planner/test_search.py",),
     ),
     Mutation(

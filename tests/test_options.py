@@ -59,7 +59,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
         named.pop("to_take_less", None)
         told["opened"] = {"path": path, **named}
         tokenizer = SimpleNamespace(spelled=lambda text: [])
-        model = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(seq_length=16)), tokenizer=tokenizer)
+        settings = SimpleNamespace(model=SimpleNamespace(seq_length=16))
+        model = SimpleNamespace(path=path, config=settings, tokenizer=tokenizer)
         yield model, SimpleNamespace(rank=told.get("rank", 0))
 
     def check_options(checkpoint: Path, *, more: object, **named: Any) -> None:
@@ -67,7 +68,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
     monkeypatch.setattr(options, "check_options", check_options)
     monkeypatch.setattr(options, "chosen", lambda path, best: path / "best" if best else path)
-    monkeypatch.setattr(trained, "find", lambda path: path)
     monkeypatch.setattr(trained, "opened", opened)
     monkeypatch.setattr(launch, "is_rank", lambda: True)
     for module, name, answer in (

@@ -22,6 +22,7 @@ dropout = 0.1
 attention_dropout = 0.1
 
 [data]
+revision = 2
 train = "{prefix}"
 tokenizer = "{tokenizer}"
 split = "5:1"

@@ -135,24 +135,16 @@ def evaluate(
     run_on_ranks(tp * pp * dp, sys.argv[1:])
     with imports_stay():
         from colonnade.serving import measure, own_data, trained
+    path = chosen(checkpoint, best)
     fewer = ["set --batch-size 1" if batch_size is None else f"lower --batch-size (now {batch_size})"]
     with trained.opened(
-        chosen(checkpoint, best),
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        device=device,
-        precision=precision,
-        threads=threads,
-        to_take_less=fewer,
-        base=base,
-    ) as (model, mesh):
-        path = model.path
+        path, tp=tp, pp=pp, dp=dp, device=device, precision=precision, threads=threads, to_take_less=fewer, base=base
+    ) as (it, mesh):
         if part is not None:
-            own_data.measure_part(model, mesh, path, part, samples=samples, batch_size=batch_size, as_json=as_json)
+            own_data.measure_part(it, mesh, it.path, part, samples=samples, batch_size=batch_size, as_json=as_json)
             return
-        own = own_data.own_corpus(model, mesh, path) if OWN in asked.overlap else []
-        report = measure.measure(model, mesh, path, asked)
+        own = own_data.own_corpus(it, mesh, it.path) if OWN in asked.overlap else []
+        report = measure.measure(it, mesh, it.path, asked)
     if mesh.rank == 0 and data is not None:
         corpus = [*own, *(Path(name) for name in asked.overlap if name != OWN)]
-        measure.show_with_overlap(report, corpus, Path(data), path, as_json=as_json)
+        measure.show_with_overlap(report, corpus, Path(data), it.path, as_json=as_json)

@@ -368,7 +368,7 @@ def test_a_temperature_makes_files_of_unequal_sizes_more_alike(corpus: TinyCorpu
     for temperature in (1.0, 2.0):
         settings = blended(config(corpus, tmp_path), corpus, temperature=temperature, **given)
         train: Any = open_corpus(settings).datasets.train
-        (small, large), (less, more) = train.blend.weights, (part.num_tokens for part in train.parts)
+        (small, large), (less, more) = train.blend.weights, (part.sample_tokens for part in train.parts)
         assert large / small == pytest.approx((more / less) ** (1 / temperature), rel=1e-3) and more > 3 * less
 
 
