@@ -8691,6 +8691,13 @@ MUTATIONS = [
         ("tests/train/test_restarts.py",),
     ),
     Mutation(
+        "a place that hangs as long as it was left out has held up",
+        "train/restarts.py",
+        "held_up = (self.seen.written - self.tried_since)",
+        "held_up = (time.time_ns() - self.tried_since)",
+        ("tests/train/test_restarts.py",),
+    ),
+    Mutation(
         "that a tracker fails is told once in the life of a run",
         "train/tracking.py",
         "            self._tell_works()\n",

@@ -316,24 +316,29 @@ def test_a_place_that_is_lost_again_at_once_is_tried_half_as_often(fake: Any) ->
     assert status == 0 and made.recalls == [None, None, 100.0, None, None, 100.0]
 
 
-def test_a_place_that_has_held_up_is_as_another_again(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its next failure, much later, is a first one; and left out again, it is tried as soon as at first."""
-    now = [0.0]
-    monkeypatch.setattr(restarts.time, "monotonic", lambda: now[0])
+@pytest.mark.parametrize(("seconds", "silent"), [(99, 0), (1900, 1850)])
+def test_a_place_that_has_held_up_is_as_another_again(fake: Any, seconds: float, silent: float) -> None:
+    """Its next failure, much later, is a first one; and left out again, it is tried as soon as at first. One that
+    hangs has not held up, however long that is waited for.
+    """
+    now = 1e6
 
-    def later(seconds: float, end: Callable[[Path], Ended]) -> Callable[[Path], Ended]:
+    def later(seconds: float, end: Callable[[Path], Ended], silent: float = 0.0) -> Callable[[Path], Ended]:
         def make(run: Path) -> Ended:
-            now[0] += seconds
-            return end(run)
+            nonlocal now
+            now += seconds
+            ended = end(run)
+            os.utime(run / "metrics.jsonl", (now - silent, now - silent))
+            return ended
 
         return make
 
     def recalled(saved: int) -> Callable[[Path], Ended]:
         return later(1000, after(Ended(UNFINISHED, 0, None), saved))
 
-    ends = [after(killed(3), 10), after(killed(3), 10), recalled(20), later(99, after(killed(3), 30)), recalled(40)]
-    ends += [later(200, after(killed(3), 50)), after(killed(3), 50), recalled(60)]
-    status, made = fake(*ends, after(DONE, 70), keys=["restarts.return_after=100"])
+    ends = [*[later(1, after(killed(3), 10))] * 2, recalled(20), later(seconds, after(killed(3), 30), silent)]
+    ends += [recalled(40), later(200, after(killed(3), 50)), later(1, after(killed(3), 50)), recalled(60)]
+    status, made = fake(*ends, later(1, after(DONE, 70)), keys=["restarts.return_after=100"])
     assert status == 0 and made.recalls == [None, None, 100.0, None, 200.0, None, None, 100.0, None]
 
 

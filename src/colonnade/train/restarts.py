@@ -86,8 +86,8 @@ class Restarts:
     once_lost: frozenset[int] = frozenset()
     """Places that were lost before: one more failure loses them again, until they have held up."""
     return_after: float = 0.0
-    tried_since: float = 0.0
-    """When they were last given ranks again."""
+    tried_since: int = 0
+    """[ns] When metrics.jsonl was written last before they were given ranks again."""
     on_gpus: bool = False
     """Whether the run has begun on GPUs."""
     memory: Path | None = None
@@ -292,15 +292,18 @@ class Restarts:
         return None if last.kind != Kind.DISK or self.retries.is_over else self.retries.failed()
 
     def _trust(self) -> None:
-        """Places that have held up for as long as they were left out are as others again."""
-        if self.once_lost and not self.lost and time.monotonic() - self.tried_since >= self.return_after:
+        """Places that have made steps for as long as they were left out are as others again. Time in which one hangs
+        does not count: train.timeout may be as long.
+        """
+        held_up = (self.seen.written - self.tried_since) / 1e9 if self.tried_since else 0.0
+        if self.once_lost and not self.lost and held_up >= self.return_after:
             self.once_lost, self.return_after = frozenset(), self.config.restarts.return_after
 
     def _lose(self, decision: Decision) -> None:
         """Places that come and go."""
         if self.attempts[-1].kind == Kind.RECALLED:
             self.once_lost, self.lost = self.once_lost | self.lost, frozenset()
-            self.tried_since = time.monotonic()
+            self.tried_since = self.seen.written
         if decision.lost is not None:
             if decision.lost in self.once_lost:
                 self.return_after *= 2
