@@ -10251,6 +10251,13 @@ MUTATIONS = [
         ("tests/pipeline/test_runner.py",),
     ),
     Mutation(
+        "who joins alone waits for the ranks of the program",
+        "launch/join.py",
+        'all_ranks() if launch.is_rank() else Axis("world")',
+        "all_ranks()",
+        ("tests/launch/test_join.py",),
+    ),
+    Mutation(
         "leaving a checkpoint ends the process group of the program",
         "launch/launch.py",
         "    if is_rank() and dist.is_available() and dist.is_initialized():",

@@ -169,6 +169,22 @@ def test_who_fails_says_so_before_the_others_lose_it(told: dict[str, Any]) -> No
     assert told["failed"] is caught.value and list(told)[-2:] == ["failed", "left"]
 
 
+def _beside_ranks_of_its_own(rank: int, num_ranks: int) -> float:
+    if rank == 0:
+        with join.joined(Layout(), "cpu", 1) as (mesh, _):
+            assert mesh.layout == Layout()
+    total = torch.ones(())
+    torch.distributed.all_reduce(total)
+    return total.item()
+
+
+def test_one_rank_of_a_program_that_nobody_launched_may_join_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 of a training of the program's own, which opens a checkpoint: the others know nothing of it."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert run_on_ranks(_beside_ranks_of_its_own, 2, time_limit=20.0) == [2.0, 2.0]
+
+
 # --- what a rank notes when it fails ----------------------------------------------------------------------------------
 
 

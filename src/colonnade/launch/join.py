@@ -11,7 +11,7 @@ from colonnade.launch.agreement import agree_on_program
 from colonnade.launch.watch import Watch
 from colonnade.mesh.agreement import all_ranks
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import LONGEST, TIMEOUT, Mesh, build_mesh
+from colonnade.mesh.mesh import LONGEST, TIMEOUT, Axis, Mesh, build_mesh
 
 _LATER = 30.0  # seconds that process groups wait on: for what is not in the ledger, the watch being the first else
 _START = 600.0  # seconds, at least, that ranks have to come together: some machines are slow to start Python
@@ -37,7 +37,8 @@ def joined(
     limit = max(timeout, _START) + _LATER
     place = launch.connect(layout.num_ranks, device, threads=threads, timeout=limit, deterministic=deterministic)
     try:
-        agree_on_program(properties or {"layout": str(layout)}, place, all_ranks())
+        ranks = all_ranks() if launch.is_rank() else Axis("world")  # a program's own ranks may be at other work
+        agree_on_program(properties or {"layout": str(layout)}, place, ranks)
         mesh = build_mesh(layout, launch.rank_and_size()[0], timeout=timeout + _LATER)
         board = launch.board()
         with nullcontext() if board is None else Watch(mesh, timeout, board, launch.neighbours(), device=place):
