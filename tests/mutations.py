@@ -9216,6 +9216,13 @@ MUTATIONS = [
         ("tests/data/test_whole_rows.py",),
     ),
     Mutation(
+        "a store of an earlier version says nothing of its samples",
+        "train/taught.py",
+        '{**_UNSAID, **before["read"]}',
+        '{**before["read"]}',
+        ("tests/train/test_distillation.py",),
+    ),
+    Mutation(
         "a blend by tokens counts samples",
         "data/blended_dataset.py",
         'mixture.by == "tokens" and mixture.revision > 1',

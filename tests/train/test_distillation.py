@@ -306,6 +306,7 @@ def test_what_is_stored_is_known_by_all_that_it_depends_on(
         ("train.precision=fp64", {"precision"}),
         ("model.seq_length=8", {"seq_length"}),
         ("data.no_loss_on=[3]", {"read"}),
+        ("data.revision=1", {"read"}),
         (f"data.cache={tmp_path / 'cache'}", set()),
     ):
         assert changed(key) == names, key
@@ -333,7 +334,16 @@ def test_what_another_has_said_is_told_with_what_differs(tmp_path: Path) -> None
         train_taught._check(tmp_path, now)
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", "3", "{}", '{"teacher": 3}'])
+def test_a_store_of_an_earlier_version_is_of_the_samples_that_it_made(tmp_path: Path) -> None:
+    """It does not say data.revision: a run that goes on has that of then, and one that begins reads others."""
+    before = {"teacher": {"manifest.json": "a"}, "top_k": 4, "read": {"packing": "best_fit"}}
+    train_taught._write_down(tmp_path, before)
+    train_taught._check(tmp_path, {**before, "read": {"packing": "best_fit", "revision": "1"}})
+    with pytest.raises(DataError, match=r"asks for: read differs"):
+        train_taught._check(tmp_path, {**before, "read": {"packing": "best_fit", "revision": "2"}})
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "3", "{}", '{"teacher": 3}', '{"teacher": {}, "read": 3}'])
 def test_of_a_store_that_does_not_say_whose_it_is_nothing_is_used(tmp_path: Path, content: str) -> None:
     (tmp_path / "about.json").write_text(content)
     with pytest.raises(

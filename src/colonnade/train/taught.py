@@ -60,6 +60,8 @@ BLOCK = 1 << 22  # entries of a file
 PATIENCE = 600.0  # seconds, with another run that stores what its teacher says
 _CHOICES = ("cache", "questions")
 """Keys of [data] that change nothing of which tokens are read."""
+_UNSAID = {"revision": str(DataConfig().revision)}
+"""Of keys of [data], what stores of earlier versions do not say."""
 
 
 def attach(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, monitor: Monitor) -> None:
@@ -223,6 +225,8 @@ def _check(folder: Path, about: dict[str, Any]) -> None:
     try:
         before = dict(json.loads(file.read_text(encoding="utf-8")))
         before["teacher"] = of_same_files(before["teacher"], about["teacher"])
+        if "read" in before:
+            before["read"] = {**_UNSAID, **before["read"]}
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise_passing(file, error)
         raise DataError(f"{file} cannot be read ({error}). Remove {folder} to have the teacher asked again.") from None
