@@ -9195,6 +9195,13 @@ MUTATIONS = [
         ("tests/train/test_start.py",),
     ),
     Mutation(
+        "a run that has lost its configuration begins another one's samples",
+        "train/start.py",
+        "kept_from_run(content, _recorded(written))",
+        "kept_from_run(content, written)",
+        ("tests/train/test_start.py",),
+    ),
+    Mutation(
         "a window of packed samples begins with the longest documents",
         "data/rows.py",
         "bins if self._cut.revision == 1 else in_any_order(bins, number)",

@@ -319,6 +319,21 @@ def test_a_run_goes_on_with_the_samples_that_it_began_with(config: Path, tmp_pat
     assert answer.status == 2 and "data.revision: 1 -> 2" in answer.err
 
 
+def test_a_run_that_has_lost_its_configuration_goes_on_as_its_checkpoints_say(config: Path, tmp_path: Path) -> None:
+    """As where a user has copied these alone."""
+    config.write_text(config.read_text().replace("revision = 2\n", ""))
+    assert here("train", config).status == 0
+    run = tmp_path / "run"
+    newest = max(run.glob("checkpoints/step_*"))
+    for each in (run / "config.toml", newest / "config.toml"):
+        each.write_text(each.read_text().replace("revision = 2\n", ""))
+    (run / "config.toml").unlink()
+    assert begin.load_for_run(config).data.revision == 1
+    assert begin.lines(config) == [
+        f"Kept from {newest}/config.toml, as the defaults were when the run began: data.revision = 1."
+    ]
+
+
 def test_what_a_run_keeps_is_told_and_of_one_that_has_not_begun_nothing_is(config: Path, tmp_path: Path) -> None:
     """A folder in which nothing was trained belongs to nobody."""
     run = tmp_path / "run"

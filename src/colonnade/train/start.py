@@ -24,7 +24,7 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from colonnade.checkpoint.names import newest_step
+from colonnade.checkpoint.names import checkpoints_in, newest_step
 from colonnade.config.check import Problem
 from colonnade.config.check_head import nothing_to_train
 from colonnade.config.defaults import REVISION, TomlTable, has, in_words, kept_from_run, put
@@ -197,7 +197,7 @@ def lines(path: Path | TomlFile, overrides: Sequence[str] = ()) -> list[str]:
     """What `complete` decides that one would not expect, in words."""
     content, _ = read_with(path, overrides)
     kept, folder = _kept(content), content["run"]["folder"]
-    shown = [in_words(kept, folder)]
+    shown = [in_words(kept, str(_recorded(Path(folder))))]
     if not has(content, "train.precision") and "train.precision" not in kept:
         bf16 = _precision(content, count_gpus()) == "bf16"
         shown += ["train.precision is not set: bf16, as this run computes on GPUs."] * bf16
@@ -223,7 +223,13 @@ def _kept(content: TomlTable, record: Path | None = None) -> dict[str, object]:
     if not isinstance(folder, str) or not folder:
         return {}
     written = record or Path(folder)
-    return kept_from_run(content, written) if run_folder.was_trained(written) else {}
+    return kept_from_run(content, _recorded(written)) if run_folder.was_trained(written) else {}
+
+
+def _recorded(folder: Path) -> Path:
+    """Where a run's config.toml is: beside its newest checkpoint, where its folder has none any more."""
+    saved = {} if (folder / "config.toml").exists() else checkpoints_in(run_folder.checkpoints(folder))
+    return saved[max(saved)] if saved else folder
 
 
 def _precision(content: TomlTable, num_gpus: int | None) -> str:
