@@ -8740,6 +8740,13 @@ MUTATIONS = [
         (UPLOADS,),
     ),
     Mutation(
+        "thermometers of the beginning become one again and again",
+        "report/heat.py",
+        "            self._each *= 2\n",
+        "",
+        ("tests/report/test_drawing.py",),
+    ),
+    Mutation(
         "of thermometers that became one line the lowest minimum is lost",
         "report/heat.py",
         "    choose = min if name in LOWEST else max\n",

@@ -5,13 +5,14 @@ import math
 import re
 import struct
 import zlib
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 from colonnade.report import heat as heat_module
-from colonnade.report.heat import drawn, halved, heats
+from colonnade.report.heat import Thinned, drawn, heats
 from colonnade.report.pictures import NOTHING, indices, palette, png
 
 
@@ -70,19 +71,35 @@ def test_a_step_that_was_measured_twice_has_one_column() -> None:
 
 
 def test_lines_that_became_one_have_the_extremes_of_all() -> None:
-    """The first and the last stay, with their steps; what one of them lacks or has as a gap is that of the other."""
+    """With the step of the first; the newest is there for itself too. What one lacks or has as a gap is the other's."""
     lines: list[dict[str, Any]] = [
         {"step": step, "activations": {"b": {"logits": {"maximum": float(step % 4), "minimum": -float(step % 3)}}}}
         for step in range(1, 10)
     ]
     lines[2]["activations"]["b"]["logits"]["maximum"] = math.nan
     lines[3]["updates"] = {"late": 5.0}
-    found = halved(lines)
-    assert [line["step"] for line in found] == [1, 2, 4, 6, 8, 9] and found[-1] == lines[-1] and found[0] == lines[0]
+    thinned = Thinned(5)
+    for line in lines:
+        thinned.append(line)
+    found = thinned.lines
+    assert [line["step"] for line in found] == [1, 3, 5, 7, 9, 9] and found[-2:] == [lines[-1]] * 2
     logits = [line["activations"]["b"]["logits"] for line in found]
-    assert [each["maximum"] for each in logits] == [1.0, 2.0, 1.0, 3.0, 0.0, 1.0]
-    assert [each["minimum"] for each in logits] == [-1.0, -2.0, -2.0, -1.0, -2.0, -0.0]
-    assert [line.get("updates") for line in found] == [None, None, {"late": 5.0}, None, None, None]
+    assert [each["maximum"] for each in logits] == [2.0, 0.0, 2.0, 3.0, 1.0, 1.0]
+    assert [each["minimum"] for each in logits] == [-2.0, -1.0, -2.0, -2.0, -0.0, -0.0]
+    assert [line.get("updates") for line in found] == [None, {"late": 5.0}, None, None, None, None]
+
+
+@pytest.mark.parametrize("most", [7, 8])
+def test_each_line_that_is_held_stands_for_as_many(most: int) -> None:
+    """Also where lines have become one many times: the beginning of a long run is as fine as its end."""
+    thinned = Thinned(most)
+    for step in range(1, 1001):
+        thinned.append({"step": step, "updates": {"b": float(step)}})
+        *held, newest = thinned.lines
+        assert newest["step"] == step and len(held) <= most
+    steps = [line["step"] for line in held]
+    assert len(held) > most // 2 and len({after - before for before, after in pairwise(steps)}) == 1
+    assert [line["updates"]["b"] for line in held] == [*(step - 1.0 for step in steps[1:]), 1000.0]
 
 
 def test_where_nothing_is_most_telling_what_there_is_is_shown_at_once() -> None:

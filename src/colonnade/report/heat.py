@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import zip_longest
 from typing import Any
 
@@ -85,15 +86,37 @@ def _numbers(line: Mapping[str, Any]) -> Iterator[tuple[Place, str, float]]:
             yield ("updates", "updates", "ratio"), unit, float(value)
 
 
-def halved(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Half as many lines of thermometers.jsonl, as two beside each other become one; the first and the last stay."""
-    first, *between, last = map(dict, lines)
-    pairs = zip_longest(between[::2], between[1::2])
-    return [
-        first,
-        *(one if other is None else {**_both(one, other), "step": one["step"]} for one, other in pairs),
-        last,
-    ]
+class Thinned:
+    """Lines of thermometers.jsonl of which about `most` are held: of more, equally many beside each other are one."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._held, self._newest = list[dict[str, Any]](), list[dict[str, Any]]()
+        self._count, self._each = 0, 1
+
+    def append(self, line: dict[str, Any]) -> None:
+        """The next line."""
+        if self._count == self._most * self._each:
+            pairs = zip_longest(self._held[::2], self._held[1::2])
+            self._held = [one if other is None else _together(one, other) for one, other in pairs]
+            self._each *= 2
+        at = self._count // self._each
+        self._held[at:] = [reduce(_together, [*self._held[at:], line])]
+        self._newest = [line] if self._each > 1 else []
+        self._count += 1
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """In their order, each with the step of its first; behind them the newest, with its own."""
+        return [*self._held, *self._newest]
+
+
+def _together(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {**_both(one, other), "step": one["step"]}
 
 
 def _both(one: Any, other: Any, name: str = "") -> Any:

@@ -21,7 +21,7 @@ from colonnade.config.numbers import counted, is_number
 from colonnade.drawing.thin import Floats
 from colonnade.errors import ConfigError, hidden
 from colonnade.report.growing import Growing
-from colonnade.report.heat import halved
+from colonnade.report.heat import Thinned
 from colonnade.train.lines import step_in
 from colonnade.train.monitor import METRICS
 from colonnade.train.run_folder import was_asked_to_change
@@ -30,7 +30,7 @@ EVENTS, THERMOMETERS, CONFIG = "events.jsonl", "thermometers.jsonl", "config.tom
 PREDICTION, COMPARISON, PROFILE = "prediction.json", "comparison.json", "profile.json"
 LARGEST = 64 << 20  # bytes of a file that is read at once
 LARGEST_SHOWN = 1e300
-MOST_MEASURED = 2_000  # lines of thermometers that are held: of more, those beside each other become one
+MOST_MEASURED = 2_000  # lines of thermometers that are held: of more, each stands for equally many
 
 
 def can_be_shown(value: Any) -> bool:
@@ -129,7 +129,7 @@ class RunReader:
         self.folder, self._has_thermometers = folder, thermometers
         self._metrics, self._columns = Growing(folder / METRICS), _Columns()
         self._happened, self._events = Growing(folder / EVENTS), list[dict[str, Any]]()
-        self._measured, self._thermometers = Growing(folder / THERMOMETERS), list[dict[str, Any]]()
+        self._measured, self._thermometers = Growing(folder / THERMOMETERS), Thinned(MOST_MEASURED)
 
     def read(self) -> Record:
         """The run as it is now."""
@@ -164,13 +164,10 @@ class RunReader:
         return found
 
     def _read_thermometers(self, notes: list[str]) -> list[dict[str, Any]]:
-        found = self._thermometers
-        for line in self._measured.new(notes, found.clear):
+        for line in self._measured.new(notes, self._thermometers.clear):
             if step_in(line):
-                found.append(line)
-            if len(found) > MOST_MEASURED:
-                found[:] = halved(found)
-        return sorted(found, key=step_in)
+                self._thermometers.append(line)
+        return sorted(self._thermometers.lines, key=step_in)
 
 
 def _since(folder: Path) -> float:
