@@ -743,6 +743,13 @@ MUTATIONS = [
         (ZERO,),
     ),
     Mutation(
+        "a hook of a weight that is not gathered is refused",
+        "data_parallel/resharded.py",
+        "Tensor.register_hook, ",
+        "",
+        (ZERO,),
+    ),
+    Mutation(
         "weights that were gathered to be read stay",
         "data_parallel/zero.py",
         "            for bucket in self.every:\n                bucket.reshard()",

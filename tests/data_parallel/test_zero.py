@@ -154,6 +154,21 @@ def test_weights_that_are_not_there_are_not_read(read: str) -> None:
         assert (mine.device, mine.requires_grad, hash(mine)) == (theirs.device, theirs.requires_grad, id(mine))
 
 
+def test_gradients_of_weights_that_are_not_there_are_listened_to() -> None:
+    """A hook reads no weight: it is called in the steps that follow."""
+    mesh, case, way = Mesh(), Case(), Way(zero=3, micro_batch_size=2)
+    config, heard = configured(case, way), list[Tensor]()
+    state = build_state(config, mesh, case.vocab_size, CPU)
+    weights = list(state.model.parameters())
+    for weight in weights:
+        weight.register_hook(heard.append)
+        weight.register_post_accumulate_grad_hook(heard.append)
+    batches = microbatches(case, way, 0, mesh)
+    train_step(state, batches, mesh, config.train)
+    assert len(heard) >= 2 * len(weights) * len(batches)
+    assert sum(each.nelement() for each in weights if each.is_floating_point()) > 0
+
+
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_all_weights_can_be_gathered_to_be_read(zero: Literal[0, 1, 2, 3]) -> None:
     """Also those that an update has just sent on their way."""

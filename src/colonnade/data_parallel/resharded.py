@@ -5,7 +5,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-_NEED_NO_MEMORY = {Tensor.__hash__, Tensor.size, Tensor.numel, Tensor.dim, Tensor.stride, Tensor.element_size}
+_NEED_NO_MEMORY = {
+    *(Tensor.__hash__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.dim, Tensor.stride, Tensor.element_size),
+    *(Tensor.is_floating_point, Tensor.register_hook, Tensor.register_post_accumulate_grad_hook),
+}
 _SHARE_MEMORY = {"data", "T", "H", "mT", "mH", "real", "imag"}  # attributes that are tensors of their own
 
 
