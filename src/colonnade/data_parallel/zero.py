@@ -98,7 +98,9 @@ class Ownership:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """All weights are there to be read, between steps; every rank enters this. ZeRO 3: gathers them."""
+        """All weights are there to be read, between steps; every rank enters this. ZeRO 3: gathers them, and frees them
+        behind it: what is kept is copied within, a `state_dict()` too.
+        """
         for bucket in self.every:
             bucket.unshard()
         try:
