@@ -159,6 +159,13 @@ def test_steps_whose_rates_cannot_differ_are_not_compared_one_by_one(
     assert len(found) == (at is not None) and asked[:1] == ([] if at is None else [at])
 
 
+def test_a_decay_behind_a_new_warm_up_within_the_first_one_is_compared(corpus: TinyCorpus, tmp_path: Path) -> None:
+    keys = ("train.steps=60", "optim.warmup_steps=20", "optim.rewarm_at=2", "optim.rewarm_steps=1")
+    before, now = (config(corpus, tmp_path, *keys, f"optim.decay_steps={end}") for end in (45, 80))
+    (line,) = other_curve(before, now, 1, [])
+    assert "from step 4 on" in line
+
+
 def test_another_rate_of_the_last_step_alone_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:
     before = config(corpus, tmp_path, "train.steps=9", "optim.decay_steps=20")
     now = config(corpus, tmp_path, "train.steps=9", "optim.decay_steps=30")

@@ -248,9 +248,12 @@ def learning_rate_of(config: Config, rollbacks: Sequence[Rollback] = ()) -> Lear
 
 
 def decay_begin(config: Config, rollbacks: Sequence[Rollback] = ()) -> int:
-    """The step behind which the rate begins to fall."""
+    """The step behind which the rate begins to fall: behind a new warm-up, which cuts the first one short, too."""
     optim, step_of = config.optim, partial(_step_of, config, rollbacks)
-    return max(step_of(optim.warmup_tokens, optim.warmup), step_of(optim.decay_start_tokens, optim.decay_start or 0))
+    start = step_of(optim.decay_start_tokens, optim.decay_start or 0)
+    warm = step_of(optim.warmup_tokens, optim.warmup)
+    again = warm if optim.rewarm_at is None else optim.rewarm_at + optim.rewarm_steps
+    return max(start, min(warm, again))
 
 
 def _step_of(config: Config, rollbacks: Sequence[Rollback], tokens: int | None, steps: int) -> int:
