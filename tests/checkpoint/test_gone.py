@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import safetensors.torch
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor
 
 from colonnade.checkpoint import confined
+from colonnade.checkpoint.confined import open_plain
 from colonnade.checkpoint.folders import take_away
+from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import read_manifest, verify
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import save
@@ -153,3 +156,32 @@ def test_what_is_read_is_of_one_checkpoint(
     for numbers in found:
         assert any(all(torch.equal(numbers[name], of[name]) for name in of) for of in (first, last))
     assert sum("was replaced while it was read, as by a run that has returned" in told for told in refused) > 1
+
+
+def zeros_like(path: Path) -> list[Shard]:
+    whole = {name: torch.zeros(tensor.shape) for name, tensor in read_manifest(path).tensors.items()}
+    return [Shard(name, tuple(x.shape), (0,) * x.ndim, x) for name, x in whole.items()]
+
+
+def test_what_is_loaded_is_of_the_manifest_that_the_caller_has_read(finished: Finished) -> None:
+    shards, digest = zeros_like(finished.newest), read_manifest(finished.newest).digest
+    load(finished.newest, shards, digest=digest)
+    with pytest.raises(GoneError, match="was replaced while it was read"):
+        load(finished.newest, shards, digest=digest[::-1])
+
+
+def test_what_is_loaded_is_of_one_manifest_where_no_hash_tells(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a file was checked before another took its place, and read behind that."""
+    path, other = shutil.copytree(finished.newest, tmp_path / "step"), saved_anew(finished.newest, tmp_path / "anew")
+    shards, open_file = zeros_like(path), open_plain
+
+    def replaced(file: Path) -> BinaryIO:
+        take_away(path)
+        shutil.copytree(other, path)
+        return open_file(file)
+
+    monkeypatch.setattr("colonnade.checkpoint.load.open_plain", replaced)
+    with pytest.raises(GoneError, match="was replaced while it was read"):
+        load(path, shards, check_hashes=False)

@@ -295,10 +295,12 @@ def test_an_error_that_ends_a_run_is_an_event_unless_a_supervisor_tells_of_it(
 def test_each_of_several_losses_is_told_by_its_name() -> None:
     def told(*names: str) -> dict[str, float]:
         state: Any = SimpleNamespace(model=SimpleNamespace(architecture=SimpleNamespace(losses=names)))
-        result: Any = SimpleNamespace(losses=(1.5, 0.5)[: len(names)])
-        return loop._each_loss(state, result)
+        losses = (1.5, 0.5)[: len(names)]
+        result: Any = SimpleNamespace(loss=sum(losses), losses=losses)
+        return loop._losses(state, result)
 
-    assert told("masked", "order") == {"masked_loss": 1.5, "order_loss": 0.5} and told("loss") == {}
+    assert told("masked", "order") == {"loss": 2.0, "masked_loss": 1.5, "order_loss": 0.5}
+    assert told("loss") == {"loss": 1.5}
 
 
 def test_the_last_word_of_a_run_names_its_best_checkpoint(

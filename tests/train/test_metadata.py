@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from colonnade.checkpoint.manifest import Manifest, SavedFile
+from colonnade.checkpoint.names import MANIFEST
 from colonnade.config.load import load, to_toml
 from colonnade.data.identity import identify
 from colonnade.data.indexed import DTYPES, TokenFile
@@ -150,6 +151,7 @@ def test_a_configuration_that_is_not_the_one_that_was_written(config: Path, tmp_
     file.write_text(to_toml(load(config)))
     content = file.read_bytes()
     files = {"config.toml": SavedFile(len(content), hashlib.sha256(content).hexdigest())}
+    (tmp_path / MANIFEST).touch()
     assert config_of(tmp_path, Manifest(1, {}, {}, files)) == load(config)
     file.write_bytes(content.replace(b"steps = 6", b"steps = 7"))
     with pytest.raises(CheckpointError, match=r"config\.toml is damaged: its bytes are not those that were written"):

@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 
 from colonnade.checkpoint.manifest import Manifest, SavedFile
+from colonnade.checkpoint.names import MANIFEST
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
 from colonnade.train.metadata import PublishedMetadata
@@ -22,6 +23,7 @@ NAMED, OWN = 4, 7
 def checkpoint(folder: Path, files: dict[str, Any] | None = None, **metadata: Any) -> Manifest:
     """With 10 tokens, and these files of JSON."""
     saved = {}
+    (folder / MANIFEST).touch()
     for name, content in (files or {}).items():
         text = json.dumps(content).encode()
         (folder / name).write_bytes(text)

@@ -14,7 +14,7 @@ import pytest
 from colonnade.errors import CheckpointError, ColonnadeError, ConfigError, DataError, DiskError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
-from colonnade.train import reference, taught
+from colonnade.train import init_from, reference, taught
 from colonnade.train.reference import _parts, attach_stored, path_of, read, stored
 from tests.distributed import run_on_ranks
 
@@ -216,7 +216,7 @@ def test_a_file_says_all_that_log_probabilities_depend_on(tmp_path: Path, monkey
     origin = SimpleNamespace(path=tmp_path / "begun", leaves_drawn=lambda weights: bool(lacking))
     monkeypatch.setattr(reference, "model_metadata", lambda model, vocab_size: {"size": [vocab_size]})
     monkeypatch.setattr(reference, "architecture_of", lambda model, vocab_size: SimpleNamespace(weights=dict))
-    monkeypatch.setattr(reference, "origin_at", lambda source: origin)
+    monkeypatch.setattr(reference, "origin_together", lambda source, ranks: origin)
     monkeypatch.setattr(reference, "content_together", lambda path, world: {"weights of": path.name})
     config: Any = SimpleNamespace(
         model=SimpleNamespace(seq_length=16, init_std=0.1),
@@ -251,10 +251,10 @@ def test_weights_that_one_rank_cannot_read_end_the_run_on_all(tmp_path: Path, mo
     """The others would wait for it: beside the reference's file, and beside what a teacher has said."""
 
     def told(rank: int, num_ranks: int) -> list[str]:
-        def origin(path: Path, named_by: str = "") -> Any:
+        def checkpoint_at(path: Path) -> Path:
             if rank == 1:
                 raise CheckpointError(f"{path.name} is damaged.")
-            return SimpleNamespace(path=path)
+            return path
 
         config: Any = SimpleNamespace(
             model=SimpleNamespace(seq_length=16),
@@ -263,8 +263,8 @@ def test_weights_that_one_rank_cannot_read_end_the_run_on_all(tmp_path: Path, mo
         )
         corpus: Any = SimpleNamespace(vocab_size=300, identities={})
         mesh, said = build_mesh(Layout(dp=2), rank), list[str]()
-        for module, known in ((reference, reference._known), (taught, taught._about)):
-            monkeypatch.setattr(module, "origin_at", origin)
+        monkeypatch.setattr(init_from, "checkpoint_at", checkpoint_at)
+        for known in (reference._known, taught._about):
             with pytest.raises(ColonnadeError) as raised:
                 known(config, corpus, mesh)
             said.append(str(raised.value))
