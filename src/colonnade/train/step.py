@@ -83,11 +83,12 @@ def train_step(
     with mesh.ledger.part(OPTIMIZER):
         rate, skipped = update_(state, norm, mesh, train)
     means = all_reduce(all_reduce(losses, mesh.reduce), mesh.pp).tolist()  # only the last stage has any
+    counted = counts.tolist()
     mesh.ledger.rest()
     reading = state.thermometers.finish(mesh)
-    each = tuple(mean if count > 0 else None for mean, count in zip(means, counts.tolist(), strict=True))
+    each = tuple(mean if count > 0 else None for mean, count in zip(means, counted, strict=True))
     total = None if None in each else sum(means)
-    return StepResult(total, float(norm), rate, each, tuple(map(int, counts.tolist())), scale, skipped, reading)
+    return StepResult(total, float(norm), rate, each, tuple(map(int, counted)), scale, skipped, reading)
 
 
 def _is_negative(counts: Tensor) -> bool:
