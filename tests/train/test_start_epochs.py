@@ -26,3 +26,11 @@ def test_epochs_count_all_sequences_of_a_sample(
     monkeypatch.setattr(corpus, "lasts_for", lambda *_: True)
     monkeypatch.setattr(corpus, "step_by", lambda config, tokens: tokens)
     assert begin._steps_of_epochs({"train": {"epochs": epochs}}) == (samples * 64, [])
+
+
+def test_epochs_are_of_the_samples_that_the_run_will_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which these are is known before they are counted."""
+    content: dict[str, Any] = {"train": {"epochs": 2.0, "precision": "fp32"}, "data": {}}
+    monkeypatch.setattr(begin, "_steps_of_epochs", lambda content: (content["data"].get("revision", 0), []))
+    begin.complete(content)
+    assert content["train"]["steps"] == content["data"]["revision"] == begin.REVISION
