@@ -2316,8 +2316,15 @@ MUTATIONS = [
     Mutation(
         "later checkpoints stay after a rollback that was killed",
         "train/start.py",
-        "            _finish_rollback(folder)\n",
+        "            if not returns:\n                _finish_rollback(folder)\n",
         "",
+        ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
+        "train --rollback is refused where a checkpoint was put back",
+        "cli.py",
+        "start.owned(settings, returns=rollback is not None)",
+        "start.owned(settings)",
         ("tests/train/test_rollback.py",),
     ),
     Mutation(

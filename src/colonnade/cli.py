@@ -151,7 +151,7 @@ def _train(
     if (fit := start.fitted(settings)) is None:
         return
     settings = fit.config
-    with ending(settings), start.owned(settings) as keep:
+    with ending(settings), start.owned(settings, returns=rollback is not None) as keep:
         start.fetch(file, overrides, settings, dry_run=dry_run)
         if rollback is not None:
             print(start.roll_back(settings, rollback, asked), flush=True)

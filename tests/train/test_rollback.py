@@ -706,6 +706,20 @@ def test_train_does_it_first(finished: Finished, run: Path) -> None:
     assert metrics(run)[-1]["tokens"] == 7 * 4 * 16
 
 
+def test_by_train_too_a_run_returns_though_a_checkpoint_was_put_back_behind_an_earlier_return(
+    finished: Finished, run: Path
+) -> None:
+    """Without it the run would be refused: which of both courses goes on is not known. Whoever returns says it."""
+    assert here("rollback", run, 4).status == 0
+    shutil.copytree(checkpoints(finished.folder) / folder_name(6), checkpoints(run) / folder_name(6))
+    command = ("train", finished.config, f"run.folder={run}")
+    refused = forked(*command)
+    assert refused.status == 2 and "is of the course that the run has left" in refused.err, refused
+    answer = forked(*command, "--rollback", 4)
+    assert answer.status == 0 and "The checkpoints of steps 6 are deleted." in answer.out, answer
+    assert_same(run, finished.folder)
+
+
 def test_what_cannot_be_returned_to(finished: Finished, run: Path, tmp_path: Path) -> None:
     for arguments, told in {
         (run, 5): "has no step_00000005: a run returns to a step that it has saved. There are checkpoints of these "

@@ -239,8 +239,9 @@ def _precision(content: TomlTable, num_gpus: int | None) -> str:
 
 
 @contextmanager
-def owned(config: Config) -> Iterator[tuple[int, ...]]:
-    """Hold the run's folder while the block runs; yields descriptors for ranks to inherit.
+def owned(config: Config, *, returns: bool = False) -> Iterator[tuple[int, ...]]:
+    """Hold the run's folder while the block runs; yields descriptors for ranks to inherit. A rollback that was killed
+    is finished, unless the run `returns` by hand now.
 
     LockError if another run holds it, ConfigError if another run lives there, LayoutError before it is made if torchrun
     has started another number of ranks. Nothing else happens in a rank for which the launcher, or rank 0, holds it.
@@ -257,7 +258,8 @@ def owned(config: Config) -> Iterator[tuple[int, ...]]:
         try:
             lock = stack.enter_context(locked(folder, "colonnade train", instead="set another run.folder"))
             same_run.check(config)
-            _finish_rollback(folder)
+            if not returns:
+                _finish_rollback(folder)
         except OSError as error:
             raise run_folder.unwritable(config, error) from error
         yield (lock.fileno(),)
