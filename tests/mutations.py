@@ -2321,6 +2321,13 @@ MUTATIONS = [
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
+        "a return to a checkpoint of a course that was left keeps the rollback that had left it",
+        "train/rollbacks.py",
+        "each.to < step and each in known]",
+        "each.to < step]",
+        ("tests/train/test_rollbacks.py",),
+    ),
+    Mutation(
         "train --rollback is refused where a checkpoint was put back",
         "cli.py",
         "start.owned(settings, returns=rollback is not None)",
@@ -8686,8 +8693,8 @@ MUTATIONS = [
     Mutation(
         "checkpoints are deleted for a return by hand to one with wrong bytes",
         "train/rollbacks.py",
-        "        metadata_of(path, verify(path))\n",
-        "        metadata_of(path, read_manifest(path))\n",
+        "return metadata_of(path, verify(path))",
+        "return metadata_of(path, read_manifest(path))",
         ("tests/train/test_rollback.py",),
     ),
     Mutation(

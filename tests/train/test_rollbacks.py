@@ -20,7 +20,7 @@ from colonnade.train.change_requests import Decided, write_decided
 from colonnade.train.corpus import curriculum_of
 from colonnade.train.divergence import BY_HAND
 from colonnade.train.monitor import write_event
-from colonnade.train.rollback import Rollback
+from colonnade.train.rollback import Rollback, has_left
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import CHANGES, COPIES, DECIDED, ROLLBACKS
 from tests.runs import events, metrics, saved_steps
@@ -75,10 +75,13 @@ def test_a_return_by_hand_leaves_no_copy_in_memory_that_counts(run: Path) -> Non
     assert not (run / COPIES).exists() and gone == [6] and saved_steps(run) == [2, 4]
 
 
-def test_a_return_by_hand_says_what_was_asked_and_undoes_those_to_its_step_or_later(run: Path) -> None:
+def test_a_return_by_hand_says_what_was_asked_and_undoes_those_to_its_step_or_later(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lines of later steps are set aside."""
     known = [Rollback(to=to, skip=1, id=str(to)) for to in (2, 4, 6)]
     rollbacks.write(run, known)
+    monkeypatch.setattr(rollbacks, "metadata_of", lambda *_: SimpleNamespace(rollbacks=known[:1]))
     (run / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 7)))
     asked = RollbackOptions(rate_factor=0.5, rate_steps=3, rewarm=5)
     rollback, gone = rollbacks.by_hand(run, 4, asked)
@@ -89,6 +92,15 @@ def test_a_return_by_hand_says_what_was_asked_and_undoes_those_to_its_step_or_la
     assert (run / "undone.jsonl").read_text() == '{"step": 5}\n{"step": 6}\n'
     (told,) = events(run)
     assert told["event"] == "rolled back" and told.items() >= rollback.model_dump().items()
+
+
+def test_a_return_to_a_checkpoint_of_a_course_that_was_left_goes_on_with_that(run: Path) -> None:
+    """As where it was put back. Else all that is saved behind it would look as if the run had left it."""
+    first, _ = rollbacks.by_hand(run, 4, RollbackOptions())
+    (run / "checkpoints" / "step_00000006").mkdir()
+    second, _ = rollbacks.by_hand(run, 6, RollbackOptions())
+    assert rollbacks.read(run) == [second] and first.to < second.to
+    assert not has_left(rollbacks.read(run), 8, [second])
 
 
 def test_a_return_passes_over_batches_though_later_checkpoints_are_damaged(run: Path) -> None:

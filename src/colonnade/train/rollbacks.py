@@ -107,7 +107,8 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
     """Return to the checkpoint of a step; also the steps of the checkpoints that were deleted. CheckpointError where
     it is not there or damaged, ConfigError where the data would end before the run: nothing is changed then.
 
-    Whoever calls this holds the run's folder. Earlier rollbacks to this step or a later one are undone with it.
+    Whoever calls this holds the run's folder. Earlier rollbacks that the checkpoint is not behind are undone with it:
+    those to its step or a later one, and where it is of a course that they had left.
     """
     saved = checkpoints_in(checkpoints(run))
     if step not in saved:
@@ -116,7 +117,7 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
             f"{checkpoints(run)} has no {folder_name(step)}: a run returns to a step that it has saved. There are "
             f"checkpoints of these steps: {there}."
         )
-    _check_sound(saved, step)
+    known = _sound(saved, step).rollbacks
     rollback = Rollback(
         to=step,
         skip=asked.skip,
@@ -127,7 +128,7 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
         id=uuid4().hex,
     )
     past = read(run)
-    before = [each for each in past if each.to < step]
+    before = [each for each in past if each.to < step and each in known]
     if rollback.skip:
         rollback = _measured_by_hand(rollback, run, saved, before, past)
         _check_data_left(run, saved[step], [*before, rollback])
@@ -139,12 +140,12 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
     return rollback, [each for each in saved if each > step]
 
 
-def _check_sound(saved: Mapping[int, Path], step: int) -> None:
-    """CheckpointError unless every byte of the checkpoint of a step is the one that was written."""
+def _sound(saved: Mapping[int, Path], step: int) -> RunMetadata:
+    """The metadata of the checkpoint of a step. CheckpointError unless every byte of it is the one that was written."""
     path, others = saved[step], ", ".join(str(each) for each in saved if each != step) or "none"
     say_aside(f"Checking every byte of {path} …")
     try:
-        metadata_of(path, verify(path))
+        return metadata_of(path, verify(path))
     except CheckpointError as error:
         reason = str(error).removesuffix(remedy(path)).rstrip()
         raise CheckpointError(
