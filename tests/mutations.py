@@ -2316,9 +2316,16 @@ MUTATIONS = [
     Mutation(
         "later checkpoints stay after a rollback that was killed",
         "train/start.py",
-        "            if not returns:\n                _finish_rollback(folder)\n",
+        "            if not returns:\n                _finish_rollback(config)\n",
         "",
         ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
+        "a rollback in which ranks were killed is not finished where their supervisor starts them again",
+        "train/start.py",
+        "        if is_first:\n            _finish_rollback(config)\n",
+        "",
+        ("tests/train/test_start.py",),
     ),
     Mutation(
         "a return to a checkpoint of a course that was left keeps the rollback that had left it",

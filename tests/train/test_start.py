@@ -26,6 +26,8 @@ from colonnade.train import corpus as corpus_module
 from colonnade.train import file_checks
 from colonnade.train import start as begin
 from colonnade.train.corpus import curriculum_of, open_corpus
+from colonnade.train.rollback import Rollback
+from colonnade.train.rollback import write as write_rollbacks
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import CHANGES
 from colonnade.train.same_run import occupy
@@ -33,7 +35,7 @@ from colonnade.train.side_by_side import Share
 from colonnade.train.sweep import read_sweep
 from tests.commands import after_banner, forked, here
 from tests.commands import start as start_ranks
-from tests.runs import Finished, metrics, snapshot
+from tests.runs import Finished, metrics, saved_steps, snapshot
 from tests.tiny import TinyCorpus
 from tests.train.test_interrupt import LONG, await_steps
 
@@ -534,6 +536,20 @@ def test_a_folder_is_returned_where_it_is_a_runs_and_nobodys(finished: Finished,
     said = begin.roll_back_folder(run, 4, RollbackOptions())
     assert said.startswith(f"{run} returns to step 4, to ")
     assert said.endswith(" The checkpoints of steps 6 are deleted.")
+
+
+@pytest.mark.parametrize(("rank", "left"), [(0, [4]), (1, [4, 6])])
+def test_a_rollback_in_which_ranks_were_killed_is_finished_when_their_supervisor_starts_them_again(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, left: list[int]
+) -> None:
+    """By rank 0 alone, before it meets the others."""
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    write_rollbacks(run, [Rollback(to=4, id="it")])
+    monkeypatch.setattr(launch, "has_supervisor", lambda: True)
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with begin.owned(load(finished.config, [f"run.folder={run}", "parallel.dp=2"])) as kept:
+        assert kept == () and saved_steps(run) == left
 
 
 # --- who starts what --------------------------------------------------------------------------------------------------

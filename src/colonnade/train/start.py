@@ -244,11 +244,15 @@ def owned(config: Config, *, returns: bool = False) -> Iterator[tuple[int, ...]]
     is finished, unless the run `returns` by hand now.
 
     LockError if another run holds it, ConfigError if another run lives there, LayoutError before it is made if torchrun
-    has started another number of ranks. Nothing else happens in a rank for which the launcher, or rank 0, holds it.
+    has started another number of ranks. Of ranks for which the launcher holds it, rank 0 finishes a rollback in which
+    they were killed; nothing else happens in a rank for which another process holds it.
     """
     if launch.is_rank():
         launch.check_size(config.parallel.num_ranks)
-    if launch.has_supervisor() or launch.rank_and_size()[0] != 0:
+    is_first = launch.rank_and_size()[0] == 0
+    if launch.has_supervisor() or not is_first:
+        if is_first:
+            _finish_rollback(config)
         yield ()
         return
     folder = Path(config.run.folder)
@@ -259,18 +263,22 @@ def owned(config: Config, *, returns: bool = False) -> Iterator[tuple[int, ...]]
             lock = stack.enter_context(locked(folder, "colonnade train", instead="set another run.folder"))
             same_run.check(config)
             if not returns:
-                _finish_rollback(folder)
+                _finish_rollback(config)
         except OSError as error:
             raise run_folder.unwritable(config, error) from error
         yield (lock.fileno(),)
 
 
-def _finish_rollback(run: Path) -> None:
+def _finish_rollback(config: Config) -> None:
     """Where the run has made rollbacks, and may have been killed in one; else nothing is imported."""
+    run = Path(config.run.folder)
     if (run / run_folder.ROLLBACKS).exists():
         from colonnade.train.rollbacks import finish
 
-        finish(run)
+        try:
+            finish(run)
+        except OSError as error:
+            raise run_folder.unwritable(config, error) from error
 
 
 def roll_back(config: Config, step: int, asked: RollbackOptions) -> str:
