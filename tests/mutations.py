@@ -3906,6 +3906,20 @@ MUTATIONS = [
         ("tests/train/test_sweep.py",),
     ),
     Mutation(
+        "points that ended are held against no revision of samples",
+        "train/tuning.py",
+        '_with_revision(as_begun(read(folder / f"{point.name}.toml"), run), run)',
+        'as_begun(read(folder / f"{point.name}.toml"), run)',
+        ("tests/train/test_sweep.py",),
+    ),
+    Mutation(
+        "points that are added to a sweep take the newest revision of samples",
+        "train/tuning.py",
+        "        sweep = _of_one_revision(sweep)\n",
+        "",
+        ("tests/train/test_sweep.py",),
+    ),
+    Mutation(
         "epochs count steps of the last phase of a curriculum",
         "train/start.py",
         "step_by(config, wanted * config.model.sample_length)",

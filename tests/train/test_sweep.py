@@ -343,6 +343,58 @@ def test_what_has_ended_is_not_mixed_with_other_configurations(tmp_path: Path) -
     assert calls == [3]
 
 
+def test_points_have_the_revision_of_samples_with_which_the_first_has_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep that was begun by a version that knew no other, whose runs do not say it."""
+    finished, calls = made(lambda content: 0.5), list[str]()
+
+    def run(config: Path, share: Share) -> int:
+        status, content = finished(config, share), tomllib.loads(config.read_text())
+        write(config.stem, f"revision = {content['data'].get('revision', 2)}\n")
+        calls.append(config.stem)
+        return status
+
+    def write(point: str, says: str) -> None:
+        (tmp_path / "runs" / point / "config.toml").write_text(f"[data]\ntrain = 'tokens'\n{says}")
+
+    def revision(seed: int) -> int | None:
+        found = tomllib.loads((tmp_path / "runs" / f"seed-{seed}.toml").read_text())["data"].get("revision")
+        assert found is None or type(found) is int
+        return found
+
+    assert run_points(swept(tmp_path, "train.seed = [1]"), run) == 0
+    write("seed-1", "")
+    assert run_points(swept(tmp_path, "train.seed = [1, 2]"), run) == 0
+    assert "Kept from" in capsys.readouterr().out and [revision(1), revision(2)] == [None, 1]
+    assert run_points(swept(tmp_path, "train.seed = [1, 2, 3]"), run) == 0, "all are alike"
+    other = tmp_path / "runs" / "seed-3.toml"  # as if that had been run by a version that did not look
+    other.write_text(other.read_text().replace("revision = 1\n", ""))
+    write("seed-3", "revision = 2\n")
+    with pytest.raises(ConfigError, match=r"  data\.revision: unset -> 1\n    in seed-3\n"):
+        run_points(swept(tmp_path, "train.seed = [1, 2, 3]"), run)
+    shutil.rmtree(tmp_path / "runs" / "seed-1")
+    shutil.rmtree(tmp_path / "runs" / "seed-2")
+    assert run_points(swept(tmp_path, "train.seed = [1, 2, 3]"), run) == 0
+    assert [revision(seed) for seed in (1, 2, 3)] == [None] * 3, "the first that is there is of the newest"
+    assert calls == ["seed-1", "seed-2", "seed-3", "seed-1", "seed-2"]
+
+
+def test_a_sweep_over_the_revision_of_samples_keeps_each(tmp_path: Path) -> None:
+    finished = made(lambda content: 0.5)
+
+    def run(config: Path, share: Share) -> int:
+        status, content = finished(config, share), tomllib.loads(config.read_text())
+        Path(content["run"]["folder"], "config.toml").write_text(f"[data]\nrevision = {content['data']['revision']}\n")
+        return status
+
+    sweep = swept(tmp_path, "data.revision = [1, 2]")
+    for _ in range(2):
+        assert run_points(sweep, run) == 0
+    found = [tomllib.loads((tmp_path / "runs" / f"revision-{each}.toml").read_text()) for each in (1, 2)]
+    assert [each["data"]["revision"] for each in found] == [1, 2]
+
+
 def begun_from_weights(config: Path, share: Share) -> int:
     """A run that tells, by its events alone, what it began from."""
     content = tomllib.loads(config.read_text())

@@ -47,10 +47,15 @@ def kept_from_run(content: TomlTable, folder: Path) -> dict[str, object]:
         kept["model.seq_length"] = TINY_SEQ_LENGTH
     if not has(content, "train.precision") and isinstance(_at(written, "train.precision"), str):
         kept["train.precision"] = _at(written, "train.precision")  # the run may go on where another is chosen
+    return kept | kept_revision(content, folder)
+
+
+def kept_revision(content: TomlTable, folder: Path) -> dict[str, object]:
+    """The same of data.revision alone, which the points of a sweep have in common."""
+    written = _written(folder)
     revision = _at(written, "data.revision") or 1  # the first runs do not say it
-    if isinstance(written.get("data"), dict) and not has(content, "data.revision") and revision != REVISION:
-        kept["data.revision"] = revision
-    return kept
+    is_kept = isinstance(written.get("data"), dict) and not has(content, "data.revision") and revision != REVISION
+    return {"data.revision": revision} if is_kept else {}
 
 
 def put(content: TomlTable, values: Mapping[str, object]) -> None:

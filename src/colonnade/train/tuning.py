@@ -7,8 +7,8 @@
     run.folder/summary.json, .csv       every point; of each setting median, lowest and highest over the seeds; the best
 
 A point that has ended is not run again, unless its run is gone; one that was interrupted goes on, and one that failed
-is tried again. Where points have ended with another configuration than they would have now, or with other content of
-the files that it names, the sweep does not go on.
+is tried again. All have the data.revision of the first that began. Where points have ended with another configuration
+than they would have now, or with other content of the files that it names, the sweep does not go on.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any
 
 from colonnade.atomic import write_whole
 from colonnade.checkpoint.names import checkpoints_in
+from colonnade.config.defaults import in_words, kept_revision, put
 from colonnade.config.describe import as_toml
 from colonnade.config.load import TomlTable, read
 from colonnade.config.numbers import counted
@@ -97,6 +98,7 @@ def run_points(sweep: Sweep, run: Run, check: Callable[[Path], object] = lambda 
     sweep.folder.mkdir(parents=True, exist_ok=True)
     weights = Weights()
     with locked(sweep.folder, "colonnade finetune", instead="set another run.folder"):
+        sweep = _of_one_revision(sweep)
         done = _ended(sweep)
         _check_alike(sweep, done, weights)
         left = [(number, point) for number, point in enumerate(sweep.points, 1) if point.name not in done]
@@ -113,6 +115,24 @@ def run_points(sweep: Sweep, run: Run, check: Callable[[Path], object] = lambda 
         print(summary_of(sweep, outcomes), flush=True)
         _check_alike(sweep, done, weights)
         return int(any(outcome.state in (DIVERGED, FAILED) for outcome in outcomes))
+
+
+def _of_one_revision(sweep: Sweep) -> Sweep:
+    """A sweep of which the first point that has begun says the data.revision of all, where that is not the newest."""
+    first = next(filter(run_folder.was_trained, (sweep.folder / point.name for point in sweep.points)), None)
+    if first is None:
+        return sweep
+    if said := in_words(kept_revision(sweep.points[0].content, first), str(first)):
+        print(said, flush=True)
+    points = [replace(point, content=_with_revision(point.content, first)) for point in sweep.points]
+    return replace(sweep, points=points)
+
+
+def _with_revision(content: TomlTable, run: Path) -> TomlTable:
+    """A configuration with the data.revision of a run that has begun, where that is not the newest."""
+    own = {name: dict(value) if isinstance(value, dict) else value for name, value in content.items()}
+    put(own, kept_revision(content, run))
+    return own
 
 
 def _one_by_one(
@@ -219,7 +239,7 @@ def _check_alike(sweep: Sweep, done: Collection[str], weights: Weights) -> None:
 def _differences(folder: Path, point: Point) -> list[str]:
     """In what a point that has ended differs from what it would be now."""
     run = folder / point.name
-    began = as_begun(read(folder / f"{point.name}.toml"), run)
+    began = _with_revision(as_begun(read(folder / f"{point.name}.toml"), run), run)
     lines = changed(began, where_gone(point.content, began))  # what is gone is told where a run begins from it
     saved = list(checkpoints_in(run_folder.checkpoints(run)).values())
     with suppress(ColonnadeError, OSError):  # a damaged checkpoint does not tell
