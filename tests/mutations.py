@@ -9230,6 +9230,13 @@ MUTATIONS = [
         ("tests/data/test_bert_dataset.py",),
     ),
     Mutation(
+        "a text from elsewhere is empty where others are of one token",
+        "data/bert_dataset.py",
+        "return nearest if len(nearest) else text",
+        "return nearest",
+        ("tests/data/test_bert_dataset.py",),
+    ),
+    Mutation(
         "a run that says no revision of its samples goes on with the newest",
         "config/defaults.py",
         '_at(written, "data.revision") or 1',

@@ -329,6 +329,17 @@ def test_a_text_from_elsewhere_is_as_long_as_the_one_that_it_replaces(
         assert lengths[0] == lengths[1]
 
 
+def test_a_text_from_elsewhere_is_not_empty_where_other_samples_are_of_one_token(tmp_path: Path) -> None:
+    """As of documents of a word. Where the first sample begins within its sentence, no other has a longer one."""
+    data = opened(placed(tmp_path, [[26], *[[1]] * 13]), BertCut("next", short=0.0), seq_length=16)
+    lengths = set[int]()
+    for epoch in range(40):
+        first, second, told = data._pair(0, epoch, Labelled(1, epoch))
+        assert told == 1 and len(first) and len(second), epoch
+        lengths.add(len(second))
+    assert 1 in lengths
+
+
 def test_neither_cuts_nor_lengths_tell_a_text_from_elsewhere(tmp_path: Path) -> None:
     """Shares of 1,500 samples of each label are 0.17 apart with a chance of 10⁻⁹ at most (Hoeffding)."""
     rng = np.random.default_rng(0)

@@ -168,7 +168,7 @@ class BertDataset:
 
     def _elsewhere(self, sample: int, length: int, epoch: int, room: int, draws: Draws, *, within: bool) -> Integers:
         """Text of another sample, as near to a length as is found: whole sentences; `within`: such as begins within
-        one and ends with one.
+        one and ends with one, if any has more than a token.
         """
         found = list[Integers]()
         for _ in range(_TRIES):
@@ -179,7 +179,8 @@ class BertDataset:
             found.append(text[begin:end])
             if end - begin == length:
                 break
-        return min(found, key=lambda text: abs(len(text) - length))
+        nearest = min(found, key=lambda text: abs(len(text) - length))
+        return nearest if len(nearest) else text  # each was of one token
 
     def _pair_of_before(
         self, first: Integers, second: Integers, label: int, epoch: int, room: int, draws: Draws
