@@ -7,10 +7,11 @@ from typing import Any, NoReturn
 
 import fsspec.core
 import pytest
+from fsspec import AbstractFileSystem
 
 from colonnade import storage
 from colonnade.errors import ConfigError
-from colonnade.storage import as_given, below, is_remote, not_here, open_storage, reason, retry, unreached
+from colonnade.storage import as_given, below, is_remote, is_there, not_here, open_storage, reason, retry, unreached
 
 
 def test_a_folder_of_a_url_comes_before_its_options() -> None:
@@ -114,9 +115,52 @@ def test_a_server_that_is_not_reached_is_asked_again_though_what_comes_of_it_say
     assert unreached(said) is said
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError("a"), OSError(errno.EIO, "I/O"), OfAPackage(), ValueError()])
+def answered(**told: Any) -> Exception:
+    """What a package raises of an answer over HTTP."""
+    error = OfAPackage()
+    vars(error).update(told)
+    return error
+
+
+def by_boto(status: int) -> Exception:
+    return answered(response={"ResponseMetadata": {"HTTPStatusCode": status}})
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_a_server_that_is_too_busy_to_answer_is_not_reached(status: int) -> None:
+    """As packages tell of it."""
+    for error in (answered(status=status), answered(status_code=status), answered(code=status), by_boto(status)):
+        assert unreached(error) is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(FileNotFoundError("a"), OSError(errno.EIO, "I/O"), OfAPackage(), ValueError()),
+        *(answered(status=403), answered(code="503"), answered(response="503"), by_boto(404)),
+    ],
+)
 def test_what_a_server_answers_is_no_server_that_is_not_reached(error: Exception) -> None:
     assert unreached(error) is None
+
+
+@pytest.mark.parametrize("error", [OfAPackage(), PermissionError("Forbidden"), TimeoutError()])
+def test_a_storage_that_cannot_tell_whether_a_file_is_there_does_not_say_that_none_is(error: Exception) -> None:
+    """Most say so if they are asked whether it exists."""
+    told: list[Exception | dict[str, Any]] = [{"name": "a"}, FileNotFoundError("a"), NotADirectoryError("a"), error]
+
+    class Told(AbstractFileSystem):  # type: ignore[misc]
+        def info(self, path: str, **more: Any) -> dict[str, Any]:
+            answer = told.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    assert [is_there(Told(), "a") for _ in range(3)] == [True, False, False]
+    with pytest.raises(type(error)):
+        is_there(Told(), "a")
+    told.append(error)
+    assert Told().exists("a") is False
 
 
 def test_what_is_not_there_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,10 @@ _UNREACHED = frozenset(
     {errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT}
     | {errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN}
 )
+_BUSY = frozenset({429, 500, 502, 503, 504})
+"""What a server over HTTP, or a gateway before it, answers that may answer otherwise in a while."""
+_BROKEN_OFF = frozenset({"ClientConnectionError", "ServerDisconnectedError", "ClientPayloadError"})
+"""What aiohttp, by which most kinds of storage are reached, raises of a connection that ends within an answer."""
 Answer = TypeVar("Answer")
 
 
@@ -89,16 +93,39 @@ def reason(error: BaseException, url: str) -> str:
 
 
 def unreached(error: BaseException) -> BaseException | None:
-    """What says that a server cannot be reached now (no connection, no such host, no answer), of an error and those
-    that it was raised for; None where nothing does. Over HTTP fsspec tells of it as a FileNotFoundError.
+    """What says that a server cannot be reached now (no connection, no such host, no answer or half of one, too busy),
+    of an error and those that it was raised for; None where nothing does. Over HTTP fsspec tells of it as a
+    FileNotFoundError.
     """
     found: BaseException | None = error
     while found is not None:
-        is_one = isinstance(found, ConnectionError | TimeoutError | socket.gaierror)
+        is_one = isinstance(found, ConnectionError | TimeoutError | socket.gaierror) or _status(found) in _BUSY
+        is_one = is_one or type(found).__name__ in _BROKEN_OFF
         if is_one or (isinstance(found, OSError) and found.errno in _UNREACHED):
             return found
         found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
     return None
+
+
+def _status(error: BaseException) -> int | None:
+    """What a server has answered over HTTP, where an error tells it: aiohttp's, Azure's, Google's, or botocore's."""
+    answer = getattr(error, "response", None)
+    told = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
+    known = (getattr(error, name, None) for name in ("status", "status_code", "code"))
+    return next((each for each in known if type(each) is int), told)
+
+
+def is_there(storage: Any, path: str) -> bool:
+    """Whether a storage has a file. What keeps it from telling is raised: of most, `exists` would say that there is
+    none.
+    """
+    try:
+        storage.info(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if unreached(error) is not None:
+            raise
+        return False
+    return True
 
 
 def retry(ask: Callable[[], Answer]) -> Answer:

@@ -171,6 +171,27 @@ def test_connections_that_fail_are_tried_again(tmp_path: Path) -> None:
     assert len(faults) == 9 - storage.ATTEMPTS
 
 
+def test_a_storage_that_cannot_tell_whether_a_checkpoint_is_whole_does_not_say_that_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run would go on from an older one, or begin again."""
+    stored, faults = Stored("faulty://bucket/run"), list[Exception]()
+    put(stored, 4, tmp_path / "one")
+    honest = FaultyStorage.info
+
+    def info(self: FaultyStorage, path: str, **more: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return honest(self, path, **more)
+
+    monkeypatch.setattr(FaultyStorage, "info", info)
+    faults += [TimeoutError()] * (storage.ATTEMPTS - 1)
+    assert stored.steps() == {4: True} and not faults
+    faults += [TimeoutError()] * storage.ATTEMPTS
+    with pytest.raises(TimeoutError):
+        stored.steps()
+
+
 def test_what_another_process_has_done_since_the_last_look_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import http.server
 import json
 import mmap
 import os
 import pickle
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
@@ -261,6 +263,83 @@ def test_nor_is_one_over_http_that_is_down(tmp_path: Path, monkeypatch: pytest.M
         open_token_file(f"http://127.0.0.1:{port}/corpus", str(tmp_path))
 
 
+class WebServer(http.server.BaseHTTPRequestHandler):
+    """Files by their paths, ranges of them too. Before each of `faults` is over an answer is one of these: a status,
+    nothing (0), or half of what was asked for (-1).
+    """
+
+    files: ClassVar[dict[str, bytes]] = {}
+    faults: ClassVar[dict[str, list[int]]] = {}
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        waiting = self.faults.get(self.path, [])
+        fault, content = waiting.pop() if waiting else 200, self.files.get(self.path)
+        if fault == 0:
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        if content is None or fault > 200:
+            self.send_error(404 if content is None else fault)
+            return
+        asked = self.headers.get("Range", f"bytes=0-{len(content)}").removeprefix("bytes=").split("-")
+        part = content[int(asked[0]) : int(asked[1]) + 1]
+        self.send_response(206 if "Range" in self.headers else 200)
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("ETag", "one")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(part[: len(part) // 2] if fault == -1 else part)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def web(uploaded: tuple[str, TokenFile], storage: Any) -> Iterator[str]:
+    """The URL of the same token file on a web server."""
+    pytest.importorskip("aiohttp", reason="fsspec needs it for http")
+    WebServer.faults.clear()
+    for ending in (".bin", ".idx", ".json"):
+        WebServer.files[f"/corpus{ending}"] = storage.cat_file(f"/bucket/corpus{ending}")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), WebServer) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/corpus"
+        server.shutdown()
+        thread.join()
+
+
+FAULTS = pytest.mark.parametrize("fault", [503, 0, -1])
+
+
+@FAULTS
+@pytest.mark.parametrize("ending", [".bin", ".idx", ".json"])
+def test_a_web_server_that_fails_for_a_while_is_asked_again(
+    web: str, uploaded: tuple[str, TokenFile], tmp_path: Path, fault: int, ending: str
+) -> None:
+    """Whichever of the files it is asked for: without the sidecar tokens would have another meaning."""
+    WebServer.faults[f"/corpus{ending}"] = [fault] * 3
+    file = open_token_file(web, str(tmp_path))
+    assert file.read(0, 211).tolist() == uploaded[1].read(0, 211).tolist()
+    assert read_sidecar(file) == read_sidecar(uploaded[1])
+    assert not WebServer.faults[f"/corpus{ending}"]
+
+
+@FAULTS
+@pytest.mark.parametrize("ending", [".bin", ".idx", ".json"])
+def test_one_that_goes_on_to_fail_is_no_wrong_data(web: str, tmp_path: Path, fault: int, ending: str) -> None:
+    WebServer.faults[f"/corpus{ending}"] = [fault] * 99
+    with pytest.raises(DiskError, match=r"/corpus cannot be reached after 4 attempts: "):
+        open_token_file(web, str(tmp_path)).read(0, 211)
+
+
+def test_a_file_without_a_sidecar_on_a_web_server_has_none(web: str, tmp_path: Path) -> None:
+    del WebServer.files["/corpus.json"]
+    assert read_sidecar(open_token_file(web, str(tmp_path))) is None
+
+
 def test_mistakes(uploaded: tuple[str, TokenFile], storage: Any, tmp_path: Path) -> None:
     url, _ = uploaded
     with pytest.raises(DataError, match=r"is a URL, but data.cache is not set"):
@@ -299,6 +378,8 @@ def on_the_web(monkeypatch: pytest.MonkeyPatch, storage: Any, said: dict[str, st
     monkeypatch.setattr(web, "ukey", lambda self, path: path)
 
     def info(self: Any, path: str, **_: Any) -> dict[str, Any]:
+        if path not in self.store:
+            raise FileNotFoundError(path)
         return {"size": len(self.store[path].getvalue()), **(said if path.endswith(of) else {})}
 
     monkeypatch.setattr(web, "info", info)

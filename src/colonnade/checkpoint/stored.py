@@ -19,7 +19,7 @@ from typing import Any
 
 from colonnade.checkpoint.names import MANIFEST, NAME, folder_name
 from colonnade.errors import CheckpointError, ConfigError
-from colonnade.storage import open_storage, reason, retry
+from colonnade.storage import is_there, open_storage, reason, retry
 
 RECORD = "record.zip"
 OWNER = "owner"
@@ -97,7 +97,7 @@ class Stored:
         return {step: self._is_whole(step) for step in steps}
 
     def _is_whole(self, step: int) -> bool:
-        return bool(retry(lambda: self.storage.exists(self._at(step, MANIFEST))))
+        return retry(lambda: is_there(self.storage, self._at(step, MANIFEST)))
 
     def read(self, step: int, name: str) -> bytes:
         """One of its small files. FileNotFoundError where it has none of that name."""

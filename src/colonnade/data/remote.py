@@ -20,7 +20,7 @@ import numpy as np
 from colonnade.atomic import write_whole
 from colonnade.data.indexed import TokenFile, Tokens, bin_path
 from colonnade.errors import ColonnadeError, DataError, DiskError, hidden, of_the_disk
-from colonnade.storage import ATTEMPTS, is_remote, open_storage, reason, retry, unreached
+from colonnade.storage import ATTEMPTS, is_remote, is_there, open_storage, reason, retry, unreached
 
 BLOCK = 1 << 20  # bytes: at 100 MB/s as long as a request takes to be answered
 _VERSIONS = ("ETag", "Content-MD5", "Digest", "Last-Modified")
@@ -46,7 +46,7 @@ class RemoteTokenFile(TokenFile):
         self._storage, self._path = open_storage(url, DataError, "copy the file")
         self._cache = cache
         copied = [".idx"]  # whole
-        if _try(url, lambda: self._storage.exists(f"{self._path}.json")):
+        if _try(url, lambda: is_there(self._storage, f"{self._path}.json")):
             copied.append(".json")
         size, version = _try(
             url, lambda: (self._storage.size(f"{self._path}.bin"), _version(self._storage, self._path, copied))
