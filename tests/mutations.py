@@ -4357,6 +4357,13 @@ MUTATIONS = [
         ("tests/train/test_in_force.py",),
     ),
     Mutation(
+        "a run that is made longer says nothing of its learning rate",
+        "train/in_force.py",
+        "        for said in other_curve(before, now, change.at, rollbacks):\n            self._monitor.say(said)\n",
+        "",
+        ("tests/train/test_in_force.py",),
+    ),
+    Mutation(
         "behind a return to the step of a change the learning rate and the optimizer of before it stay",
         "train/in_force.py",
         "        state.learning_rate = learning_rate_of(config, state.rollbacks)\n"

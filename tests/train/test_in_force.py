@@ -416,6 +416,27 @@ def test_a_change_beside_the_one_that_mends_evaluations_is_made_too(config: Path
     assert now.optim.learning_rate == 2e-3 and read_decided(run).refused == ()
 
 
+@pytest.mark.parametrize(("keys", "said"), [([], True), (["optim.decay_steps=6"], False)])
+def test_a_run_that_is_made_longer_says_what_that_makes_of_its_learning_rate(
+    config: Path, tmp_path: Path, keys: list[str], said: bool
+) -> None:
+    """As one that is started again with more steps. A curve with an end of its own stays."""
+    began, told, rates = load(config, ["train.steps=6", *keys]), Told(), list[float]()
+    changes(tmp_path / "run", {"change": {"train.steps": 40}, "at": 6})
+    returned = [Rollback(to=2, rate_factor=0.5, rate_until=8)]
+    state: Any = SimpleNamespace(step=6, samples=24, changes=[], rollbacks=returned)
+    following = InForce(began, open_corpus(began), Mesh(), told)  # type: ignore[arg-type]
+    following.read(5, returned)
+    for each in (learning_rate_of(began, returned), following.follow(state) and state.learning_rate):
+        rates.append(each(7))
+    expected = (
+        f"The learning rate follows another curve from step 7 on: its decay ends at step 40 instead of 6, so that step "
+        f"7 has {rates[1]:.3g} and not {rates[0]:.3g}. Set optim.decay_steps = 6 to keep the curve."
+    )
+    assert told.said[1:] == [told.said[1], *[expected] * said] and "train.steps: 6 -> 40" in told.said[1]
+    assert (rates[1] > 5 * rates[0]) == said
+
+
 @pytest.mark.parametrize("at_start", ["true", "false"])
 def test_an_evaluation_at_the_start_is_none_behind_it(at_start: str, config: Path, tmp_path: Path) -> None:
     """No label counts, and nothing is measured any more: a change has nothing to do with it."""

@@ -28,6 +28,7 @@ from colonnade.train.change_requests import (
     to_come,
     write_decided,
 )
+from colonnade.train.changes import other_curve
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.counted_labels import check_scored, is_scored
 from colonnade.train.monitor import Monitor
@@ -98,7 +99,7 @@ class InForce:
             except ColonnadeError as error:
                 self._refuse(change, str(error))
                 continue
-            self._say(made, config, found[0])
+            self._say(made, config, found[0], state.rollbacks)
             config, corpus = found
             state.changes = [*state.changes, made]
         check_scored(config, corpus, self._mesh.world, step=state.step)
@@ -165,13 +166,15 @@ class InForce:
         self._monitor.event(REFUSED, step=step, asked=text[:MOST_SHOWN], reason=reason)
         self._monitor.say(f"{CHANGES}: {text[:MOST_SHOWN]} is refused, and the run goes on as it is: {reason}")
 
-    def _say(self, change: Change, before: Config, now: Config) -> None:
+    def _say(self, change: Change, before: Config, now: Config, rollbacks: Sequence[Rollback]) -> None:
         lines = difference(before, now)
         about = {"by": change.by, "reason": change.reason}
         self._monitor.event(
             CHANGED, step=change.at, changed=lines, **{name: each for name, each in about.items() if each}
         )
         self._monitor.say(f"Changed behind step {change.at:,}{change.asked}: {'; '.join(lines) or 'nothing'}.")
+        for said in other_curve(before, now, change.at, rollbacks):
+            self._monitor.say(said)
 
 
 def opened_in_force(began: Config, corpus: Corpus, changes: Sequence[Change], ranks: Axis) -> tuple[Config, Corpus]:
