@@ -938,8 +938,8 @@ MUTATIONS = [
     Mutation(
         "tokens of one answer of two are counted",
         "train/loop.py",
-        '"tokens": state.samples * curriculum.unit * config.model.sequences',
-        '"tokens": state.samples * curriculum.unit',
+        '"tokens": state.trained_on(curriculum) * curriculum.unit * config.model.sequences',
+        '"tokens": state.trained_on(curriculum) * curriculum.unit',
         ("tests/train/test_preferences.py",),
     ),
     Mutation(
@@ -2311,6 +2311,13 @@ MUTATIONS = [
         "train/rollbacks.py",
         "state.samples = each.behind(state.samples, corpus.curriculum)",
         "pass",
+        ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
+        "tokens of batches that a rollback has passed over are told as trained on",
+        "train/state.py",
+        "return self.samples - position_at(curriculum, self.step, self.rollbacks)[1]",
+        "return self.samples",
         ("tests/train/test_rollback.py",),
     ),
     Mutation(

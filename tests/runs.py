@@ -17,6 +17,7 @@ from colonnade.checkpoint.names import checkpoints_in
 from colonnade.checkpoint.plan import Shard
 from colonnade.config.schema import Config
 from colonnade.train.beginning import Course
+from colonnade.train.metadata import metadata_of
 
 TIMES = ("tokens_per_second", "seconds", "mfu")
 
@@ -71,6 +72,12 @@ def whole_tensors(path: Path) -> dict[str, Tensor]:
 
 def saved_steps(run: Path) -> list[int]:
     return list(checkpoints_in(run / "checkpoints"))
+
+
+def samples_of(run: Path) -> int:
+    """Where in its data the newest checkpoint of a run is."""
+    newest = checkpoints_in(run / "checkpoints")[saved_steps(run)[-1]]
+    return metadata_of(newest, read_manifest(newest)).samples
 
 
 def assert_same(run: Path, expected: Path) -> None:

@@ -193,19 +193,18 @@ def history_drill(place: Place, *, seed: int) -> dict[str, Any]:
 
 
 def _not_as_asked(run: Path, sittings: Sequence[Sitting]) -> Iterator[str]:
-    """Steps whose batch or learning rate is another than was asked for. Tokens that rollbacks passed over do not count:
-    the decay ends with the step by which the rest is used up, of what comes with the batch of the step.
+    """Steps whose batch or learning rate is another than was asked for. The decay ends with the step by which so many
+    tokens are used up, of what comes with the batch of the step.
     """
     saved = {step: (path, read_manifest(path)) for step, path in checkpoints_in(run / "checkpoints").items()}
     asked = [each for sitting in sittings for each in sitting.changes if each[1] == BATCH]
     asked.sort(key=lambda each: each[0])
-    rollbacks, used = metadata_of(*saved[STEPS]).rollbacks, [0]
+    used = [0]
     for step, line in enumerate(metrics(run), 1):
         config, by = config_of(*saved[step]), metadata_of(*saved[step]).rollbacks
         (batch,) = [4, *(value for at, _, value in asked if at < step)][-1:]
         tokens = int(str(batch)) * config.model.sample_length
-        passed = sum(each.passed or 0 for each in rollbacks if each.to < step)
-        used.append(line["tokens"] - passed * config.model.sample_length)
+        used.append(line["tokens"])
         if used[-1] - used[-2] != tokens:
             yield f"step {step} uses {used[-1] - used[-2]} tokens, and not {tokens}"
         ahead = step - 1 - (used[-2] - DECAY_TOKENS) // tokens

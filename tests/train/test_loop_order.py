@@ -362,6 +362,7 @@ class Stepped:
             step=3,
             samples=24,
             skipped=3,
+            trained_on=lambda curriculum: self.state.samples - 4,
             watch=LossWatch(),
             loss_scale=SimpleNamespace(is_dynamic=False),
             model=SimpleNamespace(architecture=SimpleNamespace(losses=("loss",))),
@@ -380,10 +381,10 @@ class Stepped:
 
 
 def test_a_step_writes_down_its_numbers_and_the_tokens_up_to_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of samples with two sequences each."""
+    """Of samples with two sequences each, without those that rollbacks have passed over."""
     step = Stepped(monkeypatch)
     found = step()
-    assert found == {"step": 4, "loss": 2.5, "learning_rate": 0.1, "grad_norm": 1.0, "tokens": 32 * 16 * 2}
+    assert found == {"step": 4, "loss": 2.5, "learning_rate": 0.1, "grad_norm": 1.0, "tokens": 28 * 16 * 2}
     assert step.of("step") == [found | {"of this step": 8 * 16 * 2}] and step.state.samples == 32
     assert step.of("beat") == [(4, "beat.json")] and not step.of("thermometers")
     assert len(step.of("copied")) == 1, "what is being saved is copied before the weights change"
@@ -393,7 +394,7 @@ def test_a_loss_in_which_nothing_counts_is_not_written_down(monkeypatch: pytest.
     step = Stepped(monkeypatch, loss=None, losses=(None, 0.5), counts=(0, 8))
     step.state.model.architecture.losses = ("masked", "order")
     found = step()
-    assert found == {"step": 4, "order_loss": 0.5, "learning_rate": 0.1, "grad_norm": 1.0, "tokens": 32 * 16 * 2}
+    assert found == {"step": 4, "order_loss": 0.5, "learning_rate": 0.1, "grad_norm": 1.0, "tokens": 28 * 16 * 2}
     assert step.state.watch == LossWatch()
 
 
@@ -406,7 +407,7 @@ def test_only_what_a_later_step_takes_is_read_ahead(monkeypatch: pytest.MonkeyPa
 def test_a_step_that_was_left_out_has_no_norm_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     step = Stepped(monkeypatch, grad_norm=math.inf, skipped=True, loss_scale=1024.0)
     step.state.loss_scale.is_dynamic = True
-    numbers = {"step": 4, "loss": 2.5, "learning_rate": 0.1, "tokens": 32 * 16 * 2}
+    numbers = {"step": 4, "loss": 2.5, "learning_rate": 0.1, "tokens": 28 * 16 * 2}
     assert step() == numbers | {"loss_scale": 1024.0, "skipped_steps": 3}
 
 

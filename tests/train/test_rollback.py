@@ -39,7 +39,7 @@ from colonnade.train.run_folder import ROLLBACKS, checkpoints
 from colonnade.train.state import build_state, learning_rate_of
 from colonnade.train.undo import _weighed, return_to_newest, roll_back
 from tests.commands import Answer, colonnade, forked, here
-from tests.runs import Finished, assert_same, events, metrics, saved_steps, snapshot, tensors
+from tests.runs import Finished, assert_same, events, metrics, samples_of, saved_steps, snapshot, tensors
 from tests.slow import first_fast
 from tests.tiny import TinyCorpus, write_config
 from tests.told import Told
@@ -414,7 +414,7 @@ def test_a_run_that_was_made_shorter_returns_by_itself_to_before_that(
     )
     assert (state.step, state.samples, saved_steps(run)) == (2, (2 + 3) * 4, [2])
     assert here("train", config, *keys, "--dry-run").status == here("train", config, *keys).status == 0
-    assert saved_steps(run) == [2, 4, 6, 8] and metrics(run)[-1]["tokens"] == (8 + 3) * 4 * 16
+    assert saved_steps(run) == [2, 4, 6, 8] and samples_of(run) == (8 + 3) * 4
 
 
 def test_a_change_before_that_is_made_again_too(config: Path, tmp_path: Path) -> None:
@@ -510,7 +510,7 @@ def test_by_hand(finished: Finished, run: Path) -> None:
     before, after = metrics(finished.folder), metrics(run)
     assert after[:4] == before[:4] and after[4]["loss"] != before[4]["loss"]
     assert [x["learning_rate"] for x in after[4:]] == [before[4]["learning_rate"] / 2, before[5]["learning_rate"]]
-    assert after[-1]["tokens"] == before[-1]["tokens"] + 2 * 4 * 16
+    assert after[-1]["tokens"] == before[-1]["tokens"] and samples_of(run) == samples_of(finished.folder) + 2 * 4
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
@@ -539,11 +539,12 @@ def test_a_run_that_is_at_work_is_left_alone(run: Path) -> None:
 
 @pytest.mark.slow
 def test_a_change_comes_in_its_step_behind_other_batches(finished: Finished, run: Path) -> None:
-    """Also when the run returns once more: with as many tokens as it had by then, and to the same bits."""
+    """Also when the run returns once more: at the same place in its data, and to the same bits."""
     assert here("rollback", run, 4, "--skip", 2).status == 0
     assert here("change", run, "train.global_batch_size=8", "--at", 5).status == 0
     assert forked("train", finished.config, f"run.folder={run}").status == 0
-    assert [line["tokens"] for line in metrics(run)[4:]] == [7 * 4 * 16, 7 * 4 * 16 + 8 * 16]
+    assert [line["tokens"] for line in metrics(run)[4:]] == [5 * 4 * 16, 5 * 4 * 16 + 8 * 16]
+    assert samples_of(run) == 7 * 4 + 8
     first = shutil.copytree(run, run.with_name("first"))
     assert here("rollback", run, 4, "--skip", 2).status == 0
     assert forked("train", finished.config, f"run.folder={run}").status == 0
@@ -601,7 +602,8 @@ def test_a_batch_changes_in_its_step_behind_batches_that_are_no_multiple_of_it(f
     for batch, at in ((6, 4), (10, 5)):
         assert here("change", run, f"train.global_batch_size={batch}", "--at", at).status == 0
     assert here("train", finished.config, f"run.folder={run}").status == 0
-    assert [line["tokens"] // 16 for line in metrics(run)] == [4, 8, 12, 16, 22 + 6, 28 + 10]
+    assert [line["tokens"] // 16 for line in metrics(run)] == [4, 8, 12, 16, 16 + 6, 22 + 10]
+    assert samples_of(run) == 32 + 6
 
 
 def test_a_run_that_returns_by_itself_counts_them_so_too(grown: tuple[Path, list[str]], config: Path) -> None:
@@ -703,7 +705,7 @@ def test_train_does_it_first(finished: Finished, run: Path) -> None:
     answer = colonnade("train", finished.config, f"run.folder={run}", *asked, "parallel.dp=2")
     told = f"{run} returns to step 4, to pass over the batches of 1 steps, warming up again in 3 steps."
     assert answer.status == 0 and told in answer.out, answer
-    assert metrics(run)[-1]["tokens"] == 7 * 4 * 16
+    assert metrics(run)[-1]["tokens"] == 6 * 4 * 16 and samples_of(run) == 7 * 4
 
 
 def test_by_train_too_a_run_returns_though_a_checkpoint_was_put_back_behind_an_earlier_return(

@@ -11,6 +11,7 @@ from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.statement import Architecture, Unit
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig, TrainConfig
+from colonnade.data.curriculum import Curriculum
 from colonnade.data_parallel.buckets import Bucket, Storage, flatten
 from colonnade.data_parallel.param_slices import param_slices
 from colonnade.data_parallel.zero import Ownership
@@ -33,7 +34,7 @@ from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.base import Base
 from colonnade.train.change import Change
-from colonnade.train.corpus import step_by
+from colonnade.train.corpus import position_at, step_by
 from colonnade.train.divergence import LossWatch, lowered
 from colonnade.train.metadata import PublishedMetadata
 from colonnade.train.rollback import Rollback
@@ -94,6 +95,10 @@ class TrainState:
     def trained(self) -> list[Bucket]:
         """The buckets that have gradients."""
         return [bucket for bucket in self.buckets if not bucket.is_frozen]
+
+    def trained_on(self, curriculum: Curriculum) -> int:
+        """As `samples`, without what rollbacks have passed over."""
+        return self.samples - position_at(curriculum, self.step, self.rollbacks)[1]
 
 
 def parallel_of(parallel: ParallelConfig, tp: Axis, products: Products | None = None) -> Parallel:
