@@ -936,6 +936,13 @@ MUTATIONS = [
         ("tests/train/test_sweep.py",),
     ),
     Mutation(
+        "a point whose evaluations are cut from metrics.jsonl ends a sweep",
+        "train/tuning.py",
+        "        found.setdefault(saved.step, {LOSS: saved.validation_loss})  # told by an event alone\n",
+        "        pass\n",
+        ("tests/train/test_sweep.py",),
+    ),
+    Mutation(
         "tokens of one answer of two are counted",
         "train/loop.py",
         '"tokens": state.trained_on(curriculum) * curriculum.unit * config.model.sequences',

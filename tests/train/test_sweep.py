@@ -608,6 +608,18 @@ def test_what_came_of_a_point_is_what_its_last_start_says(tmp_path: Path) -> Non
     assert state("started", "setup", "stopped early", "copies differ", "finished") == "finished", "it was undone"
 
 
+def test_a_point_whose_first_numbers_are_gone_has_the_loss_that_its_events_tell(
+    finished: Finished, tmp_path: Path
+) -> None:
+    """As where what rotates logs has cut metrics.jsonl at its front."""
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    whole = outcome_of(run, Point("point", {}, {}), reason="", seconds=1.0)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(line for line in lines if "validation_loss" not in line))
+    cut = outcome_of(run, Point("point", {}, {}), reason="", seconds=1.0)
+    assert whole.scores is not None and cut == replace(whole, scores={"loss": whole.scores["loss"]})
+
+
 def test_of_losses_the_lowest_median_is_the_best_and_of_other_scores_the_highest() -> None:
     rates = {0.1: (1.0, 3.0, 2.0), 0.2: (1.5, 1.6, 9.0), 0.3: (4.0, 4.0, 4.0)}
     outcomes = [

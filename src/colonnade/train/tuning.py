@@ -280,6 +280,8 @@ def outcome_of(run: Path, point: Point, *, reason: str, seconds: float) -> Outco
         state = STOPPED
     found = evaluations(run)
     saved = best_of(run, list(checkpoints_in(run_folder.checkpoints(run))))
+    if saved is not None:
+        found.setdefault(saved.step, {LOSS: saved.validation_loss})  # told by an event alone
     finite = {step: each[LOSS] for step, each in found.items() if math.isfinite(each[LOSS])}
     step = saved.step if saved is not None else min(finite, key=lambda each: (finite[each], each), default=None)
     scores = None if step is None else {name.removeprefix("validation_"): n for name, n in found[step].items()}
