@@ -11188,7 +11188,7 @@ MUTATIONS = [
     Mutation(
         "behind batches of another size that a rollback has passed over, a change of the batch comes late",
         "data/curriculum.py",
-        "group = 1 if all(each == self.seq_length for each in seq_lengths[number:]) else batch",
+        "group = 1 if number > last_cut else batch",
         "group = batch",
         (
             "tests/data/test_curriculum.py",

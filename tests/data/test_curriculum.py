@@ -83,6 +83,21 @@ def test_phases_of_whole_samples_follow_each_other_at_any_sample(write_tokens: W
     assert step.labels.tolist() == plain.rows(range(20, 24)).labels.tolist(), "it goes on behind the phase's end"
 
 
+def test_phases_do_not_look_at_all_those_behind_them() -> None:
+    """Each change of the batch in mid-run makes one, and each is looked at where another is asked for."""
+    looks = list[int]()
+
+    class Lengths(list[int]):
+        def __getitem__(self, at: Any) -> Any:
+            found = super().__getitem__(at)
+            looks.append(len(found) if isinstance(at, slice) else 1)
+            return found
+
+    lengths = Lengths([8] * 5 + [16] * 295)
+    phases = Curriculum([160 * number for number in range(300)], lengths, [2] * 300).phases
+    assert len(phases) == 300 and sum(looks) < 4 * 300
+
+
 def test_positions_count_the_lengths_common_divisor() -> None:
     curriculum = Curriculum([0, 24, 48, 96], [4, 6, 6, 12], [2, 2, 4, 2])
     assert curriculum.unit == 2 and curriculum.lengths == (4, 6, 12)

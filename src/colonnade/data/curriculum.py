@@ -52,11 +52,12 @@ class Curriculum:
         self.seq_length = seq_lengths[-1]
         self.unit = gcd(*seq_lengths)
         begin = sample = 0
+        last_cut = max((n for n, length in enumerate(seq_lengths) if length != self.seq_length), default=-1)
         self.phases: list[Phase] = []
         for number, (length, batch) in enumerate(zip(seq_lengths, batch_sizes, strict=True)):
             self.phases.append(Phase(begin, sample, length, batch, self.seq_length // length))
             if number + 1 < len(tokens):
-                group = 1 if all(each == self.seq_length for each in seq_lengths[number:]) else batch
+                group = 1 if number > last_cut else batch
                 groups = -(-(tokens[number + 1] - begin * self.unit) // (group * self.seq_length))
                 sample += max(groups, 0) * group
                 begin = sample * (self.seq_length // self.unit)
