@@ -553,8 +553,8 @@ MUTATIONS = [
     Mutation(
         "gradients of the last step are kept",
         "data_parallel/buckets.py",
-        "if self.storage.zero < 2:\n            self.gradients.zero_()",
-        "if self.storage.zero < 2:\n            self.gradients.mul_(1.0)",
+        "            self.gradients.zero_()\n        else:",
+        "            self.gradients.mul_(1.0)\n        else:",
         (PARITY, STEP, BUCKETS),
     ),
     Mutation(
@@ -654,7 +654,7 @@ MUTATIONS = [
     Mutation(
         "a step adds to gradients of one that was broken off",
         "data_parallel/buckets.py",
-        "            _free(self.gradients)\n            self.reduced.zero_()",
+        "            self._free_gradients()\n            self.reduced.zero_()",
         "            self.reduced.zero_()",
         (ZERO, STEP),
     ),
@@ -737,17 +737,38 @@ MUTATIONS = [
     ),
     Mutation(
         "a weight that is not gathered is read through its data",
-        "data_parallel/resharded.py",
+        "data_parallel/freed.py",
         '_SHARE_MEMORY = {"data", ',
         "_SHARE_MEMORY = {",
         (ZERO,),
     ),
     Mutation(
         "a hook of a weight that is not gathered is refused",
-        "data_parallel/resharded.py",
+        "data_parallel/freed.py",
         "Tensor.register_hook, ",
         "",
         (ZERO,),
+    ),
+    Mutation(
+        "a gradient that was freed is read",
+        "data_parallel/buckets.py",
+        "        mark_reduced(self._grads, reduced=True)\n",
+        "",
+        (ZERO,),
+    ),
+    Mutation(
+        "a step adds to gradients that somebody has put in the place of its own",
+        "data_parallel/buckets.py",
+        "            self._attach_gradients()\n            self.gradients.zero_()\n        else:",
+        "            self.gradients.zero_()\n        else:",
+        (STEP,),
+    ),
+    Mutation(
+        "stages 2 and 3 add to gradients that somebody has put in the place of theirs",
+        "data_parallel/buckets.py",
+        "reduced=False)\n            self._attach_gradients()\n",
+        "reduced=False)\n",
+        (STEP,),
     ),
     Mutation(
         "weights that were gathered to be read stay",

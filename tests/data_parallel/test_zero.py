@@ -202,6 +202,35 @@ def test_another_unit_than_expected_is_an_error() -> None:
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 
+def grads(model: nn.Module) -> list[Tensor]:
+    return [each.grad for each in model.parameters() if each.grad is not None]
+
+
+GRADIENT_READS: dict[str, Callable[[nn.Module], object]] = {
+    "a norm": lambda model: [each.norm() for each in grads(model)],
+    "print": lambda model: [str(each) for each in grads(model)],
+    "data": lambda model: [each.data.sum() for each in grads(model)],
+    "an element": lambda model: [each[0] for each in grads(model)],
+    "a clip": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+    "zeros": lambda model: model.zero_grad(set_to_none=False),
+}
+
+
+@pytest.mark.parametrize("read", GRADIENT_READS)
+@pytest.mark.parametrize("zero", [2, 3])
+def test_gradients_that_are_not_there_are_not_read(zero: Literal[2, 3], read: str) -> None:
+    """Torch would read freed memory. Before the first step and between steps; their shapes are known all the same."""
+    mesh, case, way = Mesh(), Case(parts="upper"), Way(zero=zero, micro_batch_size=2)
+    config = configured(case, way)
+    state = build_state(config, mesh, case.vocab_size, CPU)
+    for number in range(2):
+        with pytest.raises(RuntimeError, match="under ZeRO 2 and 3 a rank has a slice of the summed gradients"):
+            GRADIENT_READS[read](state.model)
+        trained = [each for each in state.model.parameters() if each.requires_grad]
+        assert [each.shape for each in grads(state.model)] == [each.shape for each in trained]
+        train_step(state, microbatches(case, way, number, mesh), mesh, config.train)
+
+
 def back(owned: Ownership, microbatches: int) -> None:
     """Backward of some micro-batches, each adding 1 to every gradient."""
     owned.begin()

@@ -1,5 +1,6 @@
 """The whole step against plain torch: loss, clipping, AdamW and its schedule, and what must not change a step."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from math import cos, pi
@@ -277,6 +278,37 @@ def test_a_step_that_was_broken_off_leaves_nothing_to_the_next(
             state.model.losses = losses
         told = [train_step(each, in_microbatches(case, number), Mesh(), config.train) for each in (state, undisturbed)]
         assert told[0] == told[1]
+    mine, others = tensors(state, "master"), tensors(undisturbed, "master")
+    assert all(torch.equal(mine[name], other) for name, other in others.items())
+
+
+def none(weight: nn.Parameter) -> None:
+    weight.grad = None
+
+
+def ones(weight: nn.Parameter) -> None:
+    weight.grad = torch.ones(weight.shape, dtype=weight.grad_dtype)
+
+
+ELSEWHERE: dict[str, Callable[[nn.Module], object]] = {
+    "zero_grad": nn.Module.zero_grad,
+    "an optimizer's": lambda model: torch.optim.SGD(model.parameters(), lr=0.1).zero_grad(),
+    "none": lambda model: [none(each) for each in model.parameters()],
+    "ones": lambda model: [ones(each) for each in model.parameters()],
+}
+
+
+@pytest.mark.parametrize("how", ELSEWHERE)
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_step_finds_its_gradients_whatever_was_put_in_their_place(zero: Literal[0, 1, 2, 3], how: str) -> None:
+    """As by habit, before each step: it would add to gradients that nobody reads."""
+    case, way = Case(tied=False), Way(micro_batch_size=2, zero=zero)
+    config = configured(case, way)
+    state, undisturbed = (build_state(config, Mesh(), case.vocab_size, CPU) for _ in range(2))
+    for number in range(3):
+        ELSEWHERE[how](state.model)
+        told = [train_step(each, in_microbatches(case, number), Mesh(), config.train) for each in (state, undisturbed)]
+        assert told[0] == told[1] and told[0].grad_norm > 0
     mine, others = tensors(state, "master"), tensors(undisturbed, "master")
     assert all(torch.equal(mine[name], other) for name, other in others.items())
 

@@ -36,8 +36,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from colonnade.data_parallel.freed import mark_reduced, mark_resharded
 from colonnade.data_parallel.lengths import ALIGNMENT, up
-from colonnade.data_parallel.resharded import mark_resharded
 from colonnade.mesh.collectives import all_gather_into_, all_reduce_, on_the_wire, reduce_scatter_into_, same_memory
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.transport import Pending
@@ -137,14 +137,15 @@ class Bucket:
             parameter.data = param.view(self.parameters)
             if not self.is_frozen:
                 parameter.grad_dtype = self.gradients.dtype
-                parameter.grad = param.view(self.gradients)
+        self._grads = [] if self.is_frozen else [param.view(self.gradients) for param in self.ranges]
+        self._attach_gradients()
         self._arriving: Pending | None = None
         self._summing: tuple[Tensor, Pending] | None = None
         self._is_unsharded = storage.zero < 3
         if storage.zero == 3:
             self._free_parameters()
         if storage.zero >= 2:
-            _free(self.gradients)
+            self._free_gradients()
 
     def _initial(self) -> Tensor:
         dtype = self.storage.dtype if self.is_frozen else self.storage.exact
@@ -226,9 +227,10 @@ class Bucket:
         """Before the first micro-batch of a step, whatever one that was broken off has left."""
         self.finish_reduction()
         if self.storage.zero < 2:
+            self._attach_gradients()
             self.gradients.zero_()
         else:
-            _free(self.gradients)
+            self._free_gradients()
             self.reduced.zero_()
 
     def open_gradients(self) -> None:
@@ -236,6 +238,8 @@ class Bucket:
         self.finish_reduction()
         if _is_freed(self.gradients):
             _allocate(self.gradients)
+            mark_reduced(self._grads, reduced=False)
+            self._attach_gradients()
             self.gradients.zero_()
 
     @property
@@ -268,9 +272,19 @@ class Bucket:
         self._summing = None
         if self.storage.zero >= 2:
             self.reduced.add_(out)
-            _free(self.gradients)
+            self._free_gradients()
         elif not same_memory(out, self.reduced):
             self.reduced.copy_(out)
+
+    def _attach_gradients(self) -> None:
+        """Have each weight's `.grad` in `gradients`, whatever `zero_grad`, or who else sets it, has put there."""
+        for parameter, grad in zip(self._weights, self._grads, strict=False):  # frozen ones have none
+            if parameter.grad is not grad:
+                parameter.grad = grad
+
+    def _free_gradients(self) -> None:
+        _free(self.gradients)
+        mark_reduced(self._grads, reduced=True)
 
     def copy_to_optimizer(self) -> None:
         """Have `reduced` in `optimizer_gradients`, where the master weights are."""
