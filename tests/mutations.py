@@ -10386,8 +10386,15 @@ MUTATIONS = [
     Mutation(
         "ranks at different operations read each other's numbers",
         "mesh/shared_memory.py",
-        "            self._check_sizes(shown)\n",
+        "            self._check_kinds(shown)\n",
         "",
+        ("tests/mesh/test_shared_memory.py",),
+    ),
+    Mutation(
+        "ranks at different operations on as many bytes read each other's numbers",
+        "mesh/shared_memory.py",
+        "word = _NUMBERS[operation, chunk.dtype] << _SHIFT | count",
+        "word = count",
         ("tests/mesh/test_shared_memory.py",),
     ),
     Mutation(

@@ -4,6 +4,7 @@ import mmap
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from colonnade.mesh.collectives import (
     reduce_scatter_into_,
 )
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import build_mesh
+from colonnade.mesh.mesh import Axis, build_mesh
 from colonnade.mesh.process import ProcessId, mine
 from colonnade.mesh.shared_memory import SLOT_BYTES, Segment, SharedMemoryTransport
 from colonnade.mesh.transport import TorchTransport
@@ -238,8 +239,35 @@ def _exchange_unequal(rank: int, num_ranks: int, sizes: list[int]) -> str:
 def test_ranks_at_different_operations_are_told_so() -> None:
     """They would read what lies behind the others' numbers: each of them hears it, and none goes on."""
     for said in run_on_ranks(_exchange_unequal, 3, [4, 4, 1]):
-        assert "exchange [16, 16, 4] bytes at once" in said and "as many micro-batches" in said
+        floats = [f"{size} bytes of float32 (all_reduce sum)" for size in (16, 16, 4)]
+        assert f"exchange {', '.join(floats)} at once" in said and "as many micro-batches" in said
     assert run_on_ranks(_exchange_unequal, 2, [2, 2]) == ["[2.0, 2.0]"] * 2
+
+
+OPERATIONS: dict[str, Callable[[Axis], object]] = {
+    "24 bytes of float32 (all_reduce sum)": lambda axis: all_reduce(torch.ones(6), axis),
+    "24 bytes of float32 (all_reduce max)": lambda axis: all_reduce(torch.ones(6), axis, "max"),
+    "24 bytes of int32 (all_reduce sum)": lambda axis: all_reduce(torch.ones(6, dtype=torch.int32), axis),
+    "24 bytes of float32 (all_gather)": lambda axis: all_gather(torch.ones(6), axis),
+    "24 bytes of float32 (reduce_scatter)": lambda axis: reduce_scatter(torch.ones(6), axis),
+}
+
+
+def _exchange_others(rank: int, num_ranks: int, operations: list[str]) -> str:
+    axis = build_mesh(Layout(dp=num_ranks), rank).dp
+    try:
+        return str(OPERATIONS[operations[rank]](axis))
+    except RuntimeError as error:
+        return str(error)
+
+
+@can_share
+@pytest.mark.parametrize("other", list(OPERATIONS)[1:])
+def test_ranks_at_different_operations_on_as_many_bytes_are_told_so(other: str) -> None:
+    """They would take others' numbers for what these are not."""
+    first = next(iter(OPERATIONS))
+    for said in run_on_ranks(_exchange_others, 2, [first, other]):
+        assert f"exchange {first}, {other} at once: they are not at the same operation" in said
 
 
 def test_on_arm_gloo_carries_everything() -> None:
@@ -280,7 +308,7 @@ def test_a_wait_ends_when_the_other_is_gone_or_too_late() -> None:
     ):
         segment = Segment(mmap.mmap(-1, 1 << 25), 0, [here, other], timeout=1.0)
         begin = time.monotonic()
-        number = segment.show(torch.ones(3), lambda parts: None)
+        number = segment.show(torch.ones(3), lambda parts: None, "all_gather")
         with pytest.raises(error, match=said):
             segment.take(number)
         assert time.monotonic() - begin < 20
@@ -293,12 +321,12 @@ def test_a_rank_that_ends_behind_its_last_word_has_said_it(monkeypatch: pytest.M
     waiting, other = (Segment(memory, rank, [here, here], timeout=60.0) for rank in range(2))
 
     def ends(process: ProcessId) -> bool:
-        other.show(torch.full((3,), 2.0), lambda parts: None)
+        other.show(torch.full((3,), 2.0), lambda parts: None, "all_gather")
         return True
 
     monkeypatch.setattr(shared_memory, "has_ended", ends)
     monkeypatch.setattr(shared_memory, "_offer_core", lambda: None)
-    waiting.take(waiting.show(torch.ones(3), lambda parts: found.extend(part.tolist() for part in parts)))
+    waiting.take(waiting.show(torch.ones(3), lambda parts: found.extend(part.tolist() for part in parts), "all_gather"))
     assert found == [[1.0] * 3, [2.0] * 3]
 
 
@@ -313,7 +341,8 @@ def test_nobody_writes_over_what_any_other_has_not_read(late: int) -> None:
     for number in range(2):
         for rank, segment in enumerate(segments):
             segment.make_room()
-            segment.show(torch.tensor([10.0 * number + rank]), lambda parts: found.append([float(x) for x in parts]))
+            x = torch.tensor([10.0 * number + rank])
+            segment.show(x, lambda parts: found.append([float(part) for part in parts]), "all_gather")
     for rank, segment in enumerate(segments):
         if rank != late:
             segment.take(1)
@@ -334,12 +363,12 @@ def test_time_in_which_a_waiting_process_is_suspended_does_not_count(monkeypatch
     def leaping() -> float:
         looks.append(100.0 + 3600.0 * len(looks))
         if len(looks) == 3:
-            other.show(torch.full((3,), 2.0), lambda parts: None)
+            other.show(torch.full((3,), 2.0), lambda parts: None, "all_gather")
         return looks[-1]
 
     monkeypatch.setattr(shared_memory, "time", SimpleNamespace(monotonic=leaping, sleep=time.sleep))
     monkeypatch.setattr(shared_memory, "_offer_core", lambda: None)
-    number = waiting.show(torch.ones(3), lambda parts: found.extend(part.clone() for part in parts))
+    number = waiting.show(torch.ones(3), lambda parts: found.extend(part.clone() for part in parts), "all_gather")
     waiting.take(number)
     assert len(looks) == 3 and [part.tolist() for part in found] == [[1.0] * 3, [2.0] * 3]
 

@@ -7,7 +7,8 @@ up what it reads. One copy and one sum, no kernel in between.
 
     segment    [ written, read: a cache line a rank each | half 0: a slot a rank | half 1: a slot a rank | signature ]
 
-Beside its counter a rank says how many bytes it has written to each half: others there are of another operation.
+Beside its counter a rank says what it has written to each half: how many bytes, of which type, for which operation.
+Where ranks say different things they are not at the same operation, and all of them raise.
 
 Chunks of a tensor use the two halves in turn. A rank writes a half again when all have read it, and has read it itself:
 so what it has shown it may take later, and compute meanwhile. Up to two chunks wait like that, the others' too, and
@@ -24,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -41,6 +43,11 @@ _EAGER = 50  # polls before the core is offered to others
 _PATIENT = 20_000  # polls before the core is left for half a millisecond at a time
 _offer_core = getattr(os, "sched_yield", partial(time.sleep, 0.0))
 _COMBINE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+_DTYPES = sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)
+_KINDS = list(product(("all_gather", "reduce_scatter", *(f"all_reduce {op}" for op in _COMBINE)), _DTYPES))
+"""Operations, each on tensors of each type; on all ranks alike."""
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
+_SHIFT = 32  # bits of a word that say how many bytes are shown; those above say of which kind
 Use = Callable[[list[Tensor]], object]
 """What is done with every rank's chunk, flat, in the order of ranks."""
 
@@ -52,6 +59,8 @@ class _Shown(NamedTuple):
     num_bytes: int
     dtype: torch.dtype
     use: Use
+    word: int
+    """What it is, in a word."""
 
 
 class Segment:
@@ -78,13 +87,16 @@ class Segment:
         self.take(before)
         self._wait(self._read, before)
 
-    def show(self, chunk: Tensor, use: Use) -> int:
-        """Show a copy of `chunk` (at most SLOT_BYTES), where there is room: the number by which it is taken."""
+    def show(self, chunk: Tensor, use: Use, operation: str) -> int:
+        """Show a copy of `chunk` (at most SLOT_BYTES), where there is room: the number by which it is taken.
+        `operation`: of `_KINDS`.
+        """
         self._count += 1
         count = chunk.numel() * chunk.element_size()
         self._slots_of(self._count)[self.rank][:count].view(chunk.dtype).view(chunk.shape).copy_(chunk)
-        self._waiting.append(_Shown(self._count, count, chunk.dtype, use))
-        self._written[self.rank * _LINE + 1 + self._count % HALVES] = count
+        word = _NUMBERS[operation, chunk.dtype] << _SHIFT | count
+        self._waiting.append(_Shown(self._count, count, chunk.dtype, use, word))
+        self._written[self.rank * _LINE + 1 + self._count % HALVES] = word
         self._written[self.rank * _LINE] = self._count
         return self._count
 
@@ -93,17 +105,17 @@ class Segment:
         while self._waiting and self._waiting[0].number <= number:
             shown = self._waiting[0]
             self._wait(self._written, shown.number)
-            self._check_sizes(shown)
+            self._check_kinds(shown)
             shown.use([slot[: shown.num_bytes].view(shown.dtype) for slot in self._slots_of(shown.number)])
             self._waiting.popleft()
             self._read[self.rank * _LINE] = shown.number
 
-    def _check_sizes(self, shown: _Shown) -> None:
-        sizes = self._written[1 + shown.number % HALVES :: _LINE].tolist()
-        if sizes.count(shown.num_bytes) < self.size:
+    def _check_kinds(self, shown: _Shown) -> None:
+        words = self._written[1 + shown.number % HALVES :: _LINE].tolist()
+        if words.count(shown.word) < self.size:
             raise RuntimeError(
-                f"the ranks of an axis exchange {sizes} bytes at once: they are not at the same operation. Every rank "
-                "does the same ones in a step, with as many micro-batches"
+                f"the ranks of an axis exchange {', '.join(map(_told, words))} at once: they are not at the same "
+                "operation. Every rank does the same ones in a step, in the same order, with as many micro-batches"
             )
 
     def _slots_of(self, number: int) -> list[Tensor]:
@@ -135,6 +147,11 @@ class Segment:
             raise TimeoutError(f"rank {rank} of the axis has not come in {self.timeout:.0f} s")
 
 
+def _told(word: int) -> str:
+    (operation, dtype), count = _KINDS[word >> _SHIFT], word & (1 << _SHIFT) - 1
+    return f"{count} bytes of {str(dtype).removeprefix('torch.')} ({operation})"
+
+
 class _Exchange(NamedTuple):
     """What a `Pending` waits for."""
 
@@ -162,7 +179,7 @@ class SharedMemoryTransport(TorchTransport):
             return super().all_reduce_(x, op, site)
         assert op in _COMBINE, f"{op} is no reduction"
         moves = ((chunk, partial(_combine_, chunk, op=op)) for chunk in _chunks(x))
-        return self._start("all_reduce", x, site, moves)
+        return self._start(f"all_reduce {op}", x, site, moves)
 
     def all_gather_into_(self, out: Tensor, x: Tensor, site: Site) -> Pending:
         if not x.is_cpu:
@@ -185,11 +202,11 @@ class SharedMemoryTransport(TorchTransport):
 
     def _start(self, operation: str, x: Tensor, site: Site, moves: Iterable[tuple[Tensor, Use]]) -> Pending:
         """Show one chunk after the other; what is not taken on the way is when the result is waited for."""
-        entry, number = self.ledger.open(operation, self.axis, x, site), 0
+        entry, number = self.ledger.open(operation.partition(" ")[0], self.axis, x, site), 0
         for chunk, use in moves:
             self.ledger.wait(entry, self.segment.make_room)
             with self.ledger.part(f"{self.axis} moves"):
-                number = self.segment.show(chunk, use)
+                number = self.segment.show(chunk, use, operation)
         return Pending(_Exchange(self.segment, number), self.ledger, entry)
 
 
