@@ -501,6 +501,13 @@ MUTATIONS = [
         ("tests/data_parallel/test_buckets.py",),
     ),
     Mutation(
+        "a number whose strides are no matrix's is refused",
+        "kernels/compiled.py",
+        "x.clone(memory_format=torch.contiguous_format)",
+        "x.contiguous()",
+        ("tests/kernels/test_compiled.py",),
+    ),
+    Mutation(
         "a bias's gradient is that of the last micro-batch in 16 bits",
         "kernels/products.py",
         "fp32_product_(total[None], rows.new_ones(1, len(rows)), rows, add=True)",

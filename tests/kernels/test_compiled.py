@@ -202,6 +202,18 @@ def test_products_do_not_depend_on_the_width_of_panels(dtype: torch.dtype) -> No
         assert error(found[0], a.double() @ b.double()) < 1e-6
 
 
+@pytest.mark.parametrize("strides", [(5, 7), (0, 0), (1, 3)])
+@pytest.mark.usefixtures("units")
+def test_a_number_is_a_matrix_whatever_its_strides(strides: tuple[int, int]) -> None:
+    """Of a single row and column these mean nothing, and torch leaves them as they are where it makes a copy."""
+    one, row = torch.full((1,), 3.0, dtype=BF16).as_strided((1, 1), strides), torch.ones(1, 40, dtype=BF16)
+    total = torch.ones(1, 40)
+    compiled.product_(total, one, row, add=True)
+    assert torch.equal(total, torch.full((1, 40), 4.0))
+    compiled.product_(total.t(), row.t(), one, add=False)
+    assert torch.equal(total, torch.full((1, 40), 3.0))
+
+
 @pytest.mark.usefixtures("units")
 def test_products_without_rows_columns_or_depth() -> None:
     for m, k, n in ((0, 3, 2), (3, 0, 2), (3, 2, 0)):

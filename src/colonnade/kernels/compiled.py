@@ -211,7 +211,8 @@ def _by_features(x: Tensor) -> Tensor:
 
 
 def _in_one_piece(x: Tensor) -> Tensor:
-    return x if 1 in x.stride() and 0 not in x.stride() else x.contiguous()
+    # of a single number torch's `contiguous` leaves strides as they are, whatever they are
+    return x if 1 in x.stride() and 0 not in x.stride() else x.clone(memory_format=torch.contiguous_format)
 
 
 def _file(folder: Path | None, processor: str) -> Path:
