@@ -694,6 +694,27 @@ MUTATIONS = [
         (PARITY, ZERO),
     ),
     Mutation(
+        "a block that joins leaves torch its threads",
+        "launch/join.py",
+        "        torch.set_num_threads(before)\n",
+        "        pass\n",
+        ("tests/launch/test_join.py",),
+    ),
+    Mutation(
+        "a batch of no text is drawn by torch's own generator",
+        "tasks/task.py",
+        "torch.Generator().manual_seed(0)",
+        "torch.default_generator",
+        ("tests/tasks/test_tasks.py",),
+    ),
+    Mutation(
+        "an import draws from the program's generator",
+        "terminal.py",
+        "    random.setstate(_before)\n",
+        "    pass\n",
+        ("tests/test_terminal.py",),
+    ),
+    Mutation(
         "an evaluation divides by a rounded sum",
         "evaluation/perplexity.py",
         "return _perplexity(loss, tokens,",

@@ -24,6 +24,7 @@ FLOORS = [
         "storage",
         "garbage",
         "tokenizer_files",
+        "terminal",
         "gpu_kernels",
         "triton_kernels",
     },

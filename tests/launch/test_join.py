@@ -23,6 +23,23 @@ from tests.distributed import run_on_ranks
 CPU = torch.device("cpu")
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_torch_has_as_many_threads_as_before(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook that opens a checkpoint goes on with its own."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(launch, "ask_for_queues", (lambda: {}["a key"]) if fails else lambda: None)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(KeyError), join.joined(Layout(), "cpu", threads=1):
+            assert torch.get_num_threads() == 1 and not fails
+            raise KeyError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def _told(rank: int, num_ranks: int, processors: list[str]) -> list[str]:
     lines: list[str] = []
     agreement.__dict__["print"] = lambda text, **_: lines.extend(text.splitlines())

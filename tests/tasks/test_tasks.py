@@ -28,6 +28,13 @@ def batch_of(kind: str, head: str, size: int = 3) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "head"), TASKS)
+def test_a_batch_of_no_text_is_drawn_by_a_generator_of_its_own(kind: str, head: str) -> None:
+    before = torch.get_rng_state()
+    batch = batch_of(kind, head)
+    assert torch.equal(torch.get_rng_state(), before) and len(batch.tokens.unique()) > 5
+
+
+@pytest.mark.parametrize(("kind", "head"), TASKS)
 def test_every_sequence_of_a_run_has_dropout_of_its_own(kind: str, head: str) -> None:
     """Where a step has a seed. Of two micro-batches no two have the number that masks are drawn from."""
     task, first = TASKS[kind, head], batch_of(kind, head)

@@ -13,9 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
 from colonnade.atomic import remove_partial
 from colonnade.config.numbers import counted, size_of_text
 from colonnade.corpus.executors import local_executor, ray_executor, slurm_executor
@@ -32,6 +29,7 @@ from colonnade.corpus.stages import CleaningStage, Tokenizing, stages
 from colonnade.corpus.testsets import read_tests, titles
 from colonnade.errors import DataError
 from colonnade.lock import Lock, locked
+from colonnade.terminal import BarColumn, Console, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 _POLL_SECONDS = 0.5
 

@@ -20,8 +20,6 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from colonnade.config.numbers import counted, size_of_text
 from colonnade.control_groups import num_cores
@@ -38,6 +36,7 @@ from colonnade.data.word_cache import DocumentEncoder
 from colonnade.data.writer import TokenFileWriter, check_lengths, check_prefix, held, unfinished_path
 from colonnade.errors import DataError, printable
 from colonnade.lock import Lock
+from colonnade.terminal import BarColumn, Console, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 SEGMENT_BYTES = 64 << 20
 """[bytes] Text that is stored at a time, for a run that is stopped to go on behind it."""

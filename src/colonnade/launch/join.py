@@ -31,21 +31,31 @@ def joined(
 
     First the ranks prove to each other that they have the same layout, `properties` and program: ConfigError on all of
     them where they differ. A rank that waits longer than `timeout` seconds for the others says for whom, and ends the
-    run.
+    run. Behind the block torch has as many threads as before it.
     """
     timeout = min(timeout, LONGEST)
     limit = max(timeout, _START) + _LATER
-    place = launch.connect(layout.num_ranks, device, threads=threads, timeout=limit, deterministic=deterministic)
+    with _threads_kept():
+        place = launch.connect(layout.num_ranks, device, threads=threads, timeout=limit, deterministic=deterministic)
+        try:
+            ranks = all_ranks() if launch.is_rank() else Axis("world")  # a program's own ranks may be at other work
+            agree_on_program(properties or {"layout": str(layout)}, place, ranks)
+            mesh = build_mesh(layout, launch.rank_and_size()[0], timeout=timeout + _LATER)
+            board = launch.board()
+            with nullcontext() if board is None else Watch(mesh, timeout, board, launch.neighbours(), device=place):
+                try:
+                    yield mesh, place
+                except Exception as error:
+                    launch.note_failure(error)  # before the watch tells the others that this rank leaves
+                    raise
+        finally:
+            launch.disconnect()
+
+
+@contextmanager
+def _threads_kept() -> Iterator[None]:
+    before = torch.get_num_threads()
     try:
-        ranks = all_ranks() if launch.is_rank() else Axis("world")  # a program's own ranks may be at other work
-        agree_on_program(properties or {"layout": str(layout)}, place, ranks)
-        mesh = build_mesh(layout, launch.rank_and_size()[0], timeout=timeout + _LATER)
-        board = launch.board()
-        with nullcontext() if board is None else Watch(mesh, timeout, board, launch.neighbours(), device=place):
-            try:
-                yield mesh, place
-            except Exception as error:
-                launch.note_failure(error)  # before the watch tells the others that this rank leaves
-                raise
+        yield
     finally:
-        launch.disconnect()
+        torch.set_num_threads(before)

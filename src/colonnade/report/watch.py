@@ -5,12 +5,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console, Group
-from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
 from colonnade.drawing.scale import length_of_time, percent, short
 from colonnade.drawing.thin import thin
@@ -20,6 +14,7 @@ from colonnade.report.happened import details, steps_of
 from colonnade.report.page import STATES, seconds_left, state_of
 from colonnade.report.record import Record, RunReader
 from colonnade.report.sweep import is_sweep
+from colonnade.terminal import Console, Group, Live, Panel, ProgressBar, Table, Text
 
 BARS = "▁▂▃▄▅▆▇█"
 EVENTS_SHOWN = 6

@@ -25,7 +25,7 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.model.bert import BERT, BertInputs
 from colonnade.tasks.scores import as_shares
-from colonnade.tasks.task import Hidden
+from colonnade.tasks.task import Hidden, own_generator
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.upload import upload
 
@@ -130,15 +130,15 @@ class MaskedPairs:
         return as_bert_batch(samples, positions)
 
     def random_batch(self, model: ModelConfig, size: int, vocab_size: int, *, separate_documents: bool) -> BertBatch:
-        seq_length = model.seq_length
-        tokens = torch.randint(0, vocab_size, (seq_length, size))
+        seq_length, draw = model.seq_length, own_generator()
+        tokens = torch.randint(0, vocab_size, (seq_length, size), generator=draw)
         types = (torch.arange(seq_length)[:, None] > seq_length // 2).long().expand_as(tokens).contiguous()
         return BertBatch(
             tokens=tokens,
             types=types,
             real=torch.ones_like(tokens).bool(),
             labels=tokens,
-            loss_mask=(torch.rand(tokens.shape) < WHOLE_WORDS.share).float(),
+            loss_mask=(torch.rand(tokens.shape, generator=draw) < WHOLE_WORDS.share).float(),
             pair_labels=torch.arange(size) % 2,
             pair_mask=torch.ones(size),
             samples=torch.arange(size),

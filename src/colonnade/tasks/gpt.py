@@ -14,7 +14,7 @@ from colonnade.kernels.dropout import Masks
 from colonnade.mesh.mesh import Axis
 from colonnade.model.gpt import GPT
 from colonnade.model.inputs import Inputs
-from colonnade.tasks.task import Hidden
+from colonnade.tasks.task import Hidden, own_generator
 from colonnade.tensor_parallel.parallel import Parallel
 
 
@@ -29,8 +29,8 @@ class LanguageModeling:
         return as_batch(samples, positions)
 
     def random_batch(self, model: ModelConfig, size: int, vocab_size: int, *, separate_documents: bool) -> Batch:
-        seq_length = model.seq_length
-        tokens = torch.randint(0, vocab_size, (seq_length, size))
+        seq_length, draw = model.seq_length, own_generator()
+        tokens = torch.randint(0, vocab_size, (seq_length, size), generator=draw)
         documents = torch.zeros_like(tokens) if separate_documents else None
         return Batch(tokens, tokens, torch.ones(tokens.shape), torch.arange(size), documents, documents)
 

@@ -22,7 +22,7 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.model.bert_labels import LabelBERT, LabelInputs, label_losses
 from colonnade.tasks.scores import scores_of
-from colonnade.tasks.task import Hidden
+from colonnade.tasks.task import Hidden, own_generator
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.upload import upload
 
@@ -102,8 +102,8 @@ class Labels:
         return as_label_batch(samples, positions)
 
     def random_batch(self, model: ModelConfig, size: int, vocab_size: int, *, separate_documents: bool) -> LabelBatch:
-        seq_length, labels = model.seq_length, model.num_labels or 1
-        tokens = torch.randint(0, vocab_size, (seq_length, size * model.sequences))
+        seq_length, labels, draw = model.seq_length, model.num_labels or 1, own_generator()
+        tokens = torch.randint(0, vocab_size, (seq_length, size * model.sequences), generator=draw)
         types = (torch.arange(seq_length)[:, None] > seq_length // 2).long().expand_as(tokens).contiguous()
         return LabelBatch(
             tokens=tokens,

@@ -19,7 +19,7 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.model.preferences import PreferenceGPT, PreferenceInputs, margins, pair_losses, sequence_log_probs
 from colonnade.tasks.scores import as_shares
-from colonnade.tasks.task import Hidden
+from colonnade.tasks.task import Hidden, own_generator
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.upload import upload
 
@@ -112,7 +112,7 @@ class Preferences:
     def random_batch(
         self, model: ModelConfig, size: int, vocab_size: int, *, separate_documents: bool
     ) -> PreferenceBatch:
-        tokens = torch.randint(0, vocab_size, (model.seq_length, 2 * size))
+        tokens = torch.randint(0, vocab_size, (model.seq_length, 2 * size), generator=own_generator())
         options = torch.tensor([[PreferencesConfig().beta, 0.0, 0.0]], dtype=torch.float64).repeat(size, 1)
         reference = torch.zeros(size, 2, dtype=torch.float64)
         mask = torch.ones(tokens.shape)

@@ -21,7 +21,7 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.model.bert_spans import SpanBERT, SpanInputs, span_losses
 from colonnade.tasks.scores import as_shares
-from colonnade.tasks.task import Hidden
+from colonnade.tasks.task import Hidden, own_generator
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.upload import upload
 
@@ -102,8 +102,8 @@ class Spans:
         return as_span_batch(samples, positions)
 
     def random_batch(self, model: ModelConfig, size: int, vocab_size: int, *, separate_documents: bool) -> SpanBatch:
-        seq_length = model.seq_length
-        tokens = torch.randint(0, vocab_size, (seq_length, size))
+        seq_length, draw = model.seq_length, own_generator()
+        tokens = torch.randint(0, vocab_size, (seq_length, size), generator=draw)
         types = (torch.arange(seq_length)[:, None] > seq_length // 8).long().expand_as(tokens).contiguous()
         return SpanBatch(
             tokens=tokens,

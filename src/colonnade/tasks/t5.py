@@ -24,7 +24,7 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.model.t5 import T5, T5Inputs
 from colonnade.tasks.scores import as_shares
-from colonnade.tasks.task import Hidden
+from colonnade.tasks.task import Hidden, own_generator
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.upload import upload
 
@@ -116,11 +116,11 @@ class SpanCorruption:
         return as_t5_batch(samples, positions)
 
     def random_batch(self, model: ModelConfig, size: int, vocab_size: int, *, separate_documents: bool) -> T5Batch:
-        s, t = model.seq_length, model.decoder_length
-        labels = torch.randint(0, vocab_size, (t, size))
+        s, t, draw = model.seq_length, model.decoder_length, own_generator()
+        labels = torch.randint(0, vocab_size, (t, size), generator=draw)
         padded = Lengths().widths(max(2, Lengths().text(s, t)))[0] < s
         return T5Batch(
-            tokens=torch.randint(0, vocab_size, (s, size)),
+            tokens=torch.randint(0, vocab_size, (s, size), generator=draw),
             real=torch.ones(s, size, dtype=torch.bool) if padded else None,
             decoder_tokens=labels,
             labels=labels,

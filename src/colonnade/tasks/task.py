@@ -66,6 +66,11 @@ class Teaching(Protocol):
         ...
 
 
+def own_generator() -> torch.Generator:
+    """For a `random_batch`: torch's global one belongs to whoever calls it."""
+    return torch.Generator().manual_seed(0)
+
+
 class Task(Protocol):
     """What is trained on what, with which losses. The losses are those that the architecture's last unit names."""
 
