@@ -715,6 +715,20 @@ MUTATIONS = [
         ("tests/test_terminal.py",),
     ),
     Mutation(
+        "micro-batches that come one by one are asked for twice",
+        "train/step.py",
+        "state.task, list(microbatches)",
+        "state.task, microbatches",
+        (STEP,),
+    ),
+    Mutation(
+        "a step of no micro-batch is begun",
+        "train/step.py",
+        "    assert microbatches, ",
+        "    assert True, ",
+        (STEP,),
+    ),
+    Mutation(
         "an evaluation divides by a rounded sum",
         "evaluation/perplexity.py",
         "return _perplexity(loss, tokens,",

@@ -151,6 +151,22 @@ def test_the_partition_into_microbatches_changes_nothing(how: str) -> None:
         assert difference <= 1e-10, where
 
 
+def test_micro_batches_may_come_one_by_one() -> None:
+    case = CASES[1]
+    config = configured(case, replace(SERIAL, micro_batch_size=2))
+    listed, made = (fresh(case)[1] for _ in range(2))
+    batches = in_microbatches(case, 0)
+    expected = train_step(listed, batches, Mesh(), config.train)
+    assert train_step(made, iter(batches), Mesh(), config.train) == expected
+
+
+def test_a_step_of_no_micro_batch_is_refused() -> None:
+    config, state = fresh(CASES[0])
+    with pytest.raises(AssertionError, match=r"at least one micro-batch on each dp rank, and has been given none"):
+        train_step(state, [], Mesh(), config.train)
+    assert state.step == 0
+
+
 def test_every_loss_token_counts_the_same() -> None:
     """The loss is the mean over tokens, not a mean of the samples' or micro-batches' means."""
     case = Case(drop=0.0, mask="differ")

@@ -4,7 +4,7 @@ One call a folder, in this order.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +47,7 @@ class StepResult:
 
 def train_step(
     state: TrainState,
-    microbatches: Sequence[Microbatch],
+    microbatches: Iterable[Microbatch],
     mesh: Mesh,
     train: TrainConfig,
     *,
@@ -58,7 +58,8 @@ def train_step(
     The data position, `state.samples`, is the caller's to move on. `before_update` is called when weights and moments
     are about to change: a save in the background copies until then.
     """
-    task = state.task
+    task, microbatches = state.task, list(microbatches)
+    assert microbatches, "a step takes at least one micro-batch on each dp rank, and has been given none"
     counts = all_reduce(torch.stack([task.counts(batch) for batch in microbatches], -1).sum(-1), mesh.reduce)
     assert not _is_negative(counts), (
         f"what counts in each loss adds up to {counts.tolist()}, and the loss is the mean by it: weights of both signs "
