@@ -594,10 +594,17 @@ MUTATIONS = [
         (PARITY, AUDIT, ZERO),
     ),
     Mutation(
+        "a copy that is not finite is not in the norm",
+        "data_parallel/clip.py",
+        " + 0.0 * squared_norms(counted[False]).sum()",
+        "",
+        (CLIP,),
+    ),
+    Mutation(
         "a tied table counts on both ends in the norm",
         "data_parallel/clip.py",
-        " and not is_copy(bucket, owned)",
-        "",
+        "            if not is_copy(bucket, owned):\n",
+        "            if True:\n",
         (PARITY, CLIP),
     ),
     Mutation(

@@ -1,5 +1,6 @@
 """The gradient norm counts each weight once, whoever holds it."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,6 +83,26 @@ def test_the_norm_is_torchs_norm_of_the_whole(layout: Layout, zero: int, tied: b
     norms = run_on_ranks(norm_on_a_rank, layout.num_ranks, layout, tied, zero)
     assert len(set(norms)) == 1, "equal to the bit on all ranks, or they would clip differently"
     assert norms[0] == pytest.approx(expected, rel=1e-13)
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_a_number_that_is_not_finite_is_seen_in_a_copy(value: float, zero: int) -> None:
+    """tp rank 1's of a weight that rank 0 counts for both: its gradient is in no sum, and it would be updated by it."""
+
+    def on_a_rank(rank: int, num_ranks: int) -> list[float]:
+        owner = owned(build_mesh(Layout(tp=num_ranks), rank), zero=zero)
+        for bucket in owner.buckets.values():
+            bucket.reduced.fill_(0.5)
+        norms = [gradient_norm(owner).item()]
+        if rank == 1:
+            bucket = owner.buckets["blocks.1"]
+            next(bucket.reduced[at] for group, at in bucket.local_groups() if not group.cut)[-1] = value
+        return [*norms, gradient_norm(owner).item()]
+
+    (first, broken), others = run_on_ranks(on_a_rank, 2)
+    assert math.isfinite(first) and not math.isfinite(broken)
+    assert others[0] == first and not math.isfinite(others[1])
 
 
 @pytest.mark.parametrize(("zero", "axis"), [(0, "model"), (1, "world"), (2, "world"), (3, "world")])

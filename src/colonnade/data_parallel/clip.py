@@ -21,13 +21,14 @@ def gradient_norm(owned: Ownership) -> Tensor:
     Sends one number, over pp and tp; under ZeRO, where each dp rank has a slice, over dp as well.
     """
     mesh = owned.mesh
-    counted = [
-        bucket.reduced[at]
-        for bucket in owned.buckets.values()
-        for group, at in bucket.local_groups()
-        if is_counted(group, mesh.tp) and not is_copy(bucket, owned)
-    ]
-    mine = squared_norms(counted).sum().to(owned.every[0].parameters.device)
+    counted: dict[bool, list[Tensor]] = {True: [], False: []}
+    for bucket in owned.buckets.values():
+        for group, at in bucket.local_groups():
+            if not is_copy(bucket, owned):
+                counted[is_counted(group, mesh.tp)].append(bucket.reduced[at])
+    # a number that is not finite is seen in a copy, too: 0 times it is none
+    mine = squared_norms(counted[True]).sum() + 0.0 * squared_norms(counted[False]).sum()
+    mine = mine.to(owned.every[0].parameters.device)
     return all_reduce(mine, mesh.world if owned.zero else mesh.model).sqrt()
 
 
