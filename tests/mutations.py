@@ -813,6 +813,13 @@ MUTATIONS = [
         (STEP,),
     ),
     Mutation(
+        "a copy of the state trains weights that its layers do not read",
+        "data_parallel/buckets.py",
+        "        copied._take_over()\n",
+        "        copied._grads = [param.view(copied.gradients) for param in copied.ranges]\n",
+        (STEP,),
+    ),
+    Mutation(
         "stages 2 and 3 add to gradients that somebody has put in the place of theirs",
         "data_parallel/buckets.py",
         "reduced=False)\n            self._attach_gradients()\n",

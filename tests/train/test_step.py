@@ -1,6 +1,7 @@
 """The whole step against plain torch: loss, clipping, AdamW and its schedule, and what must not change a step."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from itertools import count
 from math import cos, pi
@@ -326,6 +327,25 @@ def test_a_step_finds_its_gradients_whatever_was_put_in_their_place(zero: Litera
         told = [train_step(each, in_microbatches(case, number), Mesh(), config.train) for each in (state, undisturbed)]
         assert told[0] == told[1] and told[0].grad_norm > 0
     mine, others = tensors(state, "master"), tensors(undisturbed, "master")
+    assert all(torch.equal(mine[name], other) for name, other in others.items())
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_copy_of_the_state_goes_on_by_itself(zero: Literal[0, 1, 2, 3], precision: Literal["fp64", "bf16"]) -> None:
+    """As in a notebook, to try something: the same steps as the state itself, which is none the wiser."""
+    case = Case(tied=False, precision=precision)
+    config = configured(case, Way(micro_batch_size=2, zero=zero))
+    state = build_state(config, Mesh(), case.vocab_size, CPU)
+    train_step(state, in_microbatches(case, 0), Mesh(), config.train)
+    with state.ownership.gathered():
+        copied = deepcopy(state)
+    told = [
+        [train_step(each, in_microbatches(case, number), Mesh(), config.train) for number in range(1, 4)]
+        for each in (copied, state)
+    ]
+    assert told[0] == told[1]
+    mine, others = tensors(copied, "master"), tensors(state, "master")
     assert all(torch.equal(mine[name], other) for name, other in others.items())
 
 

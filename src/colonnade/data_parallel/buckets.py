@@ -30,8 +30,10 @@ What a rank has only a slice of is gathered while it is needed and freed afterwa
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -132,13 +134,7 @@ class Bucket:
         self.mine = slice(first, first + share)
         self._make_weights(self._initial())
         self._make_gradients()
-        self._weights = [param.placement.parameter for param in self.ranges]
-        for param, parameter in zip(self.ranges, self._weights, strict=True):
-            parameter.data = param.view(self.parameters)
-            if not self.is_frozen:
-                parameter.grad_dtype = self.gradients.dtype
-        self._grads = [] if self.is_frozen else [param.view(self.gradients) for param in self.ranges]
-        self._attach_gradients()
+        self._take_over()
         self._arriving: Pending | None = None
         self._summing: tuple[Tensor, Pending] | None = None
         self._is_unsharded = storage.zero < 3
@@ -146,6 +142,24 @@ class Bucket:
             self._free_parameters()
         if storage.zero >= 2:
             self._free_gradients()
+
+    def _take_over(self) -> None:
+        """Make weights, and their gradients, views of the buffers."""
+        self._weights = [param.placement.parameter for param in self.ranges]
+        for param, parameter in zip(self.ranges, self._weights, strict=True):
+            parameter.data = param.view(self.parameters)
+            if not self.is_frozen:
+                parameter.grad_dtype = self.gradients.dtype
+        self._grads = [] if self.is_frozen else [param.view(self.gradients) for param in self.ranges]
+        self._attach_gradients()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Bucket":
+        """One whose weights are views of it: torch's copies of parameters have memory of their own."""
+        copied = memo[id(self)] = object.__new__(type(self))
+        vars(copied).update({name: deepcopy(each, memo) for name, each in vars(self).items() if name != "_grads"})
+        copied._take_over()
+        mark_reduced(copied._grads, reduced=_is_freed(copied.gradients))
+        return copied
 
     def _initial(self) -> Tensor:
         dtype = self.storage.dtype if self.is_frozen else self.storage.exact
