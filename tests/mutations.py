@@ -12109,6 +12109,13 @@ MUTATIONS = [
         "",
         ("tests/tensor_parallel/test_cross_entropy.py",),
     ),
+    Mutation(
+        "frozen weights are not gathered to be read",
+        "data_parallel/zero.py",
+        "        for bucket in self.every:\n            bucket.unshard()\n",
+        "        for bucket in self.buckets.values():\n            bucket.unshard()\n",
+        ("tests/data_parallel/test_zero.py",),
+    ),
 ]
 
 

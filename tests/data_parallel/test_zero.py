@@ -169,12 +169,13 @@ def test_gradients_of_weights_that_are_not_there_are_listened_to() -> None:
     assert sum(each.nelement() for each in weights if each.is_floating_point()) > 0
 
 
+@pytest.mark.parametrize("parts", ["all", "lora"])
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_all_weights_can_be_gathered_to_be_read(zero: Literal[0, 1, 2, 3]) -> None:
-    """Also those that an update has just sent on their way."""
+def test_all_weights_can_be_gathered_to_be_read(zero: Literal[0, 1, 2, 3], parts: Literal["all", "lora"]) -> None:
+    """Also those that an update has just sent on their way, and frozen ones beside adapters."""
 
     def on_a_rank(rank: int, num_ranks: int) -> list[Tensor]:
-        case, way = Case(), Way(dp=num_ranks, micro_batch_size=2, zero=zero)
+        case, way = Case(parts=parts), Way(dp=num_ranks, micro_batch_size=2, zero=zero)
         config, mesh = configured(case, way), build_mesh(way.layout, rank)
         state, read = build_state(config, mesh, case.vocab_size, CPU), []
         for number in range(2):
