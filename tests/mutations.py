@@ -12116,6 +12116,13 @@ MUTATIONS = [
         "        for bucket in self.buckets.values():\n            bucket.unshard()\n",
         ("tests/data_parallel/test_zero.py",),
     ),
+    Mutation(
+        "the page of a run has no thermometers",
+        "report/write.py",
+        "readers = [(name, RunReader(folder, otherwise)) for",
+        "readers = [(name, RunReader(folder, otherwise, thermometers=False)) for",
+        ("tests/report/test_write.py",),
+    ),
 ]
 
 

@@ -20,6 +20,12 @@ def test_a_page_of_as_many_runs_as_it_can_show_is_written_where_one_stands(
     assert f"{MOST_RUNS} runs" in Path(DEFAULT).read_text() and not (folder / DEFAULT).exists()
 
 
+def test_the_page_of_a_run_has_what_its_thermometers_have_measured(tmp_path: Path) -> None:
+    folder = written.run(tmp_path / "r", steps=4)
+    write_report([folder], None)
+    assert "<h2>Thermometers</h2>" in (folder / DEFAULT).read_text()
+
+
 def test_a_page_that_is_written_again_reads_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, parsed = written.run(tmp_path / "r", steps=50), list[object]()
     events = (folder / "events.jsonl").read_text().splitlines(keepends=True)
