@@ -12123,6 +12123,13 @@ MUTATIONS = [
         "readers = [(name, RunReader(folder, otherwise, thermometers=False)) for",
         ("tests/report/test_write.py",),
     ),
+    Mutation(
+        "steps that were made without a lost place count as its own",
+        "train/restarts.py",
+        "if self.once_lost and not self.lost and held_up >= self.return_after:",
+        "if self.once_lost and held_up >= self.return_after:",
+        ("tests/train/test_restarts.py",),
+    ),
 ]
 
 

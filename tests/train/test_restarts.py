@@ -316,30 +316,47 @@ def test_a_place_that_is_lost_again_at_once_is_tried_half_as_often(fake: Any) ->
     assert status == 0 and made.recalls == [None, None, 100.0, None, None, 100.0]
 
 
+class Clock:
+    """Tells when a run has written the last line of its metrics.jsonl."""
+
+    now = 1e6
+
+    def later(self, seconds: float, end: Callable[[Path], Ended], silent: float = 0.0) -> Callable[[Path], Ended]:
+        """A run that ends so long behind the one before, the last of it `silent`."""
+
+        def make(run: Path) -> Ended:
+            self.now += seconds
+            ended = end(run)
+            os.utime(run / "metrics.jsonl", (self.now - silent, self.now - silent))
+            return ended
+
+        return make
+
+    def recalled(self, saved: int) -> Callable[[Path], Ended]:
+        return self.later(1000, after(Ended(UNFINISHED, 0, None), saved))
+
+
 @pytest.mark.parametrize(("seconds", "silent"), [(99, 0), (1900, 1850)])
 def test_a_place_that_has_held_up_is_as_another_again(fake: Any, seconds: float, silent: float) -> None:
     """Its next failure, much later, is a first one; and left out again, it is tried as soon as at first. One that
     hangs has not held up, however long that is waited for.
     """
-    now = 1e6
-
-    def later(seconds: float, end: Callable[[Path], Ended], silent: float = 0.0) -> Callable[[Path], Ended]:
-        def make(run: Path) -> Ended:
-            nonlocal now
-            now += seconds
-            ended = end(run)
-            os.utime(run / "metrics.jsonl", (now - silent, now - silent))
-            return ended
-
-        return make
-
-    def recalled(saved: int) -> Callable[[Path], Ended]:
-        return later(1000, after(Ended(UNFINISHED, 0, None), saved))
-
+    clock = Clock()
+    later, recalled = clock.later, clock.recalled
     ends = [*[later(1, after(killed(3), 10))] * 2, recalled(20), later(seconds, after(killed(3), 30), silent)]
     ends += [recalled(40), later(200, after(killed(3), 50)), later(1, after(killed(3), 50)), recalled(60)]
     status, made = fake(*ends, later(1, after(DONE, 70)), keys=["restarts.return_after=100"])
     assert status == 0 and made.recalls == [None, None, 100.0, None, 200.0, None, None, 100.0, None]
+
+
+def test_a_place_has_not_held_up_by_steps_that_were_made_without_it(fake: Any) -> None:
+    """Lost a second time and left out for long, it has to hold up for twice as long as at first."""
+    clock = Clock()
+    later, recalled = clock.later, clock.recalled
+    ends = [*[later(1, after(killed(3), 10))] * 2, recalled(20), later(1, after(killed(3), 30)), recalled(40)]
+    ends += [later(150, after(killed(3), 50)), later(1, after(DONE, 60))]
+    status, made = fake(*ends, keys=["restarts.return_after=100"])
+    assert status == 0 and made.recalls == [None, None, 100.0, None, 200.0, None, 400.0]
 
 
 def test_who_is_asked_to_leave_after_a_recall_is_not_recalled_again(fake: Any) -> None:
