@@ -12130,6 +12130,27 @@ MUTATIONS = [
         "if self.once_lost and held_up >= self.return_after:",
         ("tests/train/test_restarts.py",),
     ),
+    Mutation(
+        "a file that is there again was never gone",
+        "checkpoint/confined.py",
+        "if path.parent.exists() and not os.path.lexists(path):",
+        "if path.parent.exists():",
+        ("tests/checkpoint/test_gone.py",),
+    ),
+    Mutation(
+        "a run begins from another checkpoint than it has looked at",
+        "train/init_from.py",
+        "(OPTIMIZER, *(name for name in weights if name not in wanted)), digest=digest)",
+        "(OPTIMIZER, *(name for name in weights if name not in wanted)))",
+        ("tests/checkpoint/test_gone.py",),
+    ),
+    Mutation(
+        "a file that the checkpoint of a later manifest lacks is damage",
+        "checkpoint/manifest.py",
+        '            raise damaged(path, manifest, f"{path} is damaged: {name} is missing.") from None\n',
+        '            raise DamagedError(f"{path} is damaged: {name} is missing. {remedy(path)}") from None\n',
+        ("tests/checkpoint/test_gone.py",),
+    ),
 ]
 
 

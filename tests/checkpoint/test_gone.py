@@ -1,11 +1,13 @@
 """A checkpoint that its run deletes, or saves anew, while something else reads it: told as that, wherever that is."""
 
+import dataclasses
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 import safetensors.torch
@@ -16,7 +18,7 @@ from colonnade.checkpoint import confined
 from colonnade.checkpoint.confined import open_plain
 from colonnade.checkpoint.folders import take_away
 from colonnade.checkpoint.load import load
-from colonnade.checkpoint.manifest import read_manifest, verify
+from colonnade.checkpoint.manifest import check_sizes, read_manifest, verify
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import save
 from colonnade.convert.merge import merge
@@ -156,6 +158,49 @@ def test_what_is_read_is_of_one_checkpoint(
     for numbers in found:
         assert any(all(torch.equal(numbers[name], of[name]) for name in of) for of in (first, last))
     assert sum("was replaced while it was read, as by a run that has returned" in told for told in refused) > 1
+
+
+def test_a_file_whose_folder_has_been_there_again_by_the_time_of_the_look_is_gone(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was of a checkpoint that was taken away, and another has just taken its place: nothing was missing."""
+    path, opened = shutil.copytree(finished.newest, tmp_path / finished.newest.name), os.open
+
+    def replaced(*arguments: Any) -> int:
+        monkeypatch.setattr(os, "open", opened)
+        take_away(path)
+        try:
+            return opened(*arguments)
+        finally:
+            shutil.copytree(finished.newest, path)
+
+    monkeypatch.setattr(os, "open", replaced)
+    with pytest.raises(GoneError, match=" does not exist, or not any more"):
+        open_plain(path / "manifest.json")
+    open_plain(path / "manifest.json").close()
+
+
+def test_a_checkpoint_in_whose_place_is_one_without_some_of_its_files_is_not_damaged(
+    finished: Finished, tmp_path: Path
+) -> None:
+    path = shutil.copytree(finished.newest, tmp_path / finished.newest.name)
+    manifest = read_manifest(path)
+    take_away(path)
+    save(tmp_path, manifest.step, zeros_like(finished.newest), manifest.metadata)
+    missing = {name: file for name, file in manifest.files.items() if not (path / name).exists()}
+    assert "config.toml" in missing
+    with pytest.raises(GoneError, match="was replaced while it was read"):
+        check_sizes(path, dataclasses.replace(manifest, files=missing))
+
+
+def test_a_run_begins_from_the_weights_that_it_has_looked_at(finished: Finished, tmp_path: Path) -> None:
+    """Another checkpoint of the same step, whole and sound, was not looked at."""
+    path, other = shutil.copytree(finished.newest, tmp_path / "step"), saved_anew(finished.newest, tmp_path / "anew")
+    origin = origin_at(path)
+    take_away(path)
+    shutil.copytree(other, path)
+    with pytest.raises(GoneError, match="was replaced while it was read"):
+        origin.fill([shard for shard in zeros_like(path) if shard.name in origin.shapes])
 
 
 def zeros_like(path: Path) -> list[Shard]:
