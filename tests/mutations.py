@@ -12151,6 +12151,13 @@ MUTATIONS = [
         '            raise DamagedError(f"{path} is damaged: {name} is missing. {remedy(path)}") from None\n',
         ("tests/checkpoint/test_gone.py",),
     ),
+    Mutation(
+        "steps with a kept checkpoint are those at multiples of a product",
+        "planner/banner.py",
+        "keeps those at multiples of {lcm(saves, kept):,} alone.",
+        "keeps those at multiples of {saves * kept:,} alone.",
+        ("tests/planner/test_banner.py",),
+    ),
 ]
 
 
