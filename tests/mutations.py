@@ -12158,6 +12158,13 @@ MUTATIONS = [
         "keeps those at multiples of {saves * kept:,} alone.",
         ("tests/planner/test_banner.py",),
     ),
+    Mutation(
+        "what cannot be deleted ends a run at its start",
+        "checkpoint/saver.py",
+        "partial(tidy, target.folder, target.keep, target.spared, target.refused)",
+        "partial(tidy, target.folder, target.keep, target.spared)",
+        ("tests/checkpoint/test_saver.py",),
+    ),
 ]
 
 

@@ -1,5 +1,6 @@
 """Saving in the background: what is written is what was there at the call, whatever happens meanwhile."""
 
+import errno
 import random
 import threading
 import time
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from colonnade.checkpoint import files, saver
+from colonnade.checkpoint import files, folders, saver
 from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import newest, verify
 from colonnade.checkpoint.names import checkpoints_in
@@ -293,6 +294,24 @@ def test_what_a_killed_run_has_left_is_tidied(tmp_path: Path) -> None:
 
     run_on_ranks(start, 2)
     verify(tmp_path / "step_00000004")
+
+
+def test_what_cannot_be_deleted_is_told_when_a_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends no run, and keeps nothing else from being deleted."""
+    left, refused = [tmp_path / f".step_0000000{step}.partial" for step in (1, 2)], list[tuple[Path, str]]()
+    for path in left:
+        path.mkdir(parents=True)
+    remove = folders.remove
+
+    def refuse(path: Path) -> None:
+        if path == left[0]:
+            raise PermissionError(errno.EACCES, "no", str(path))
+        remove(path)
+
+    monkeypatch.setattr(folders, "remove", refuse)
+    target = Target(tmp_path, 1, refused=lambda path, error: refused.append((path, str(error.strerror))))
+    Saver(target, model_shards(weights(), 0, 1), asynchronous=False, group=None)
+    assert refused == [(left[0], "no")] and list(tmp_path.iterdir()) == left[:1]
 
 
 def test_what_is_spared_stays_when_a_run_begins(tmp_path: Path) -> None:
