@@ -12165,6 +12165,13 @@ MUTATIONS = [
         "partial(tidy, target.folder, target.keep, target.spared)",
         ("tests/checkpoint/test_saver.py",),
     ),
+    Mutation(
+        "a store that says how samples were made is taken for one that does not",
+        "train/taught.py",
+        'before["read"] = {**_UNSAID, **before["read"]}',
+        'before["read"] = {**before["read"], **_UNSAID}',
+        ("tests/train/test_distillation.py",),
+    ),
 ]
 
 

@@ -343,6 +343,12 @@ def test_a_store_of_an_earlier_version_is_of_the_samples_that_it_made(tmp_path: 
         train_taught._check(tmp_path, {**before, "read": {"packing": "best_fit", "revision": "2"}})
 
 
+def test_a_store_that_says_how_samples_were_made_goes_by_that(tmp_path: Path) -> None:
+    about = {"teacher": {"manifest.json": "a"}, "top_k": 4, "read": {"packing": "best_fit", "revision": "2"}}
+    train_taught._write_down(tmp_path, about)
+    train_taught._check(tmp_path, about)
+
+
 @pytest.mark.parametrize("content", ["{", "[1]", "3", "{}", '{"teacher": 3}', '{"teacher": {}, "read": 3}'])
 def test_of_a_store_that_does_not_say_whose_it_is_nothing_is_used(tmp_path: Path, content: str) -> None:
     (tmp_path / "about.json").write_text(content)
