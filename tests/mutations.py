@@ -12172,6 +12172,13 @@ MUTATIONS = [
         'before["read"] = {**before["read"], **_UNSAID}',
         ("tests/train/test_distillation.py",),
     ),
+    Mutation(
+        "gradients that are not sent take time of a composed step",
+        "planner/compose.py",
+        "messages = sum(hop.there_and_back for hop in hops)",
+        "messages = 2 * sum(hop.whole for hop in hops)",
+        ("tests/planner/test_compose.py",),
+    ),
 ]
 
 
