@@ -190,6 +190,19 @@ def test_a_model_beside_another_computes_in_its_precision(finished: Finished) ->
     assert trained.open_another(finished.folder, Mesh(), first).precision == "fp64" != first.config.train.precision
 
 
+def test_all_ranks_open_the_one_beside_another_that_rank_0_has_found(finished: Finished) -> None:
+    """Of a run that saves between their looks."""
+
+    def step(rank: int, num_ranks: int) -> int:
+        mesh = build_mesh(Layout(dp=2), rank)
+        first = trained.open_trained(finished.newest, mesh, CPU)
+        found = finished.newest.with_name("step_00000004") if rank else finished.newest
+        with mock.patch.object(trained, "checkpoint_at", lambda path: found):
+            return trained.open_another(finished.folder, mesh, first).step
+
+    assert run_on_ranks(step, 2) == [6, 6]
+
+
 def slices_asked_for(rank: int, num_ranks: int, path: Path) -> list[int]:
     asked: list[int] = []
     with mock.patch.object(trained, "slices_of", lambda config, vocab_size, tp: asked.append(tp)):
