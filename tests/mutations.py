@@ -12184,6 +12184,20 @@ MUTATIONS = [
         "checkpoint = find(path)",
         ("tests/serving/test_trained.py",),
     ),
+    Mutation(
+        "the fewest machines that have a layout are proposed",
+        "launch/slurm.py",
+        "range(job.nodes - 1, 0, -1)",
+        "range(1, job.nodes)",
+        ("tests/launch/test_slurm.py",),
+    ),
+    Mutation(
+        "a process group reads the addresses of the one before",
+        "launch/launch.py",
+        "timeout, new=True)",
+        "timeout)",
+        ("tests/launch/test_torchrun.py",),
+    ),
 ]
 
 

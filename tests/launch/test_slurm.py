@@ -153,6 +153,13 @@ def test_what_is_proposed_can_be_asked_for(example: str, nodes: int, said: str) 
         assert not keys or list(problems(load(file, keys), Job(nodes, 8, "60"))) == []
 
 
+def test_as_many_whole_machines_are_proposed_as_a_layout_has() -> None:
+    """Of 4 units there are no 7 stages, and 7 data-parallel ranks do not divide the batch."""
+    file = Path(__file__).parents[2] / "examples" / "gpt2-355m.toml"
+    (found,) = problems(load(file, ["model.num_layers=2", "parallel.tp=4"]), Job(7, 4, "60"))
+    assert found.endswith("No layout has so many. Ask for 24, with parallel.pp=3 parallel.dp=2."), found
+
+
 @pytest.mark.parametrize(("nodes", "ranks"), [(1, 5), (1, 3), (5, 1), (2, 3)])
 def test_no_proposal_tears_a_tensor_parallel_group(config: Path, nodes: int, ranks: int) -> None:
     keys = ["parallel.tp=2", "parallel.dp=4", "train.micro_batch_size=1"]
