@@ -12198,6 +12198,20 @@ MUTATIONS = [
         "timeout)",
         ("tests/launch/test_torchrun.py",),
     ),
+    Mutation(
+        "gradients that are not sent take their time on a link",
+        "planner/waiting.py",
+        "hop.on_link * hop.returns",
+        "hop.on_link",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "what zero-bubble keeps is taken for what another schedule does",
+        "planner/compose.py",
+        '("kept", stage, key, is_ring, split)',
+        '("kept", stage, key, is_ring)',
+        ("tests/planner/test_compose.py",),
+    ),
 ]
 
 

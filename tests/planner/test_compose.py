@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -453,7 +454,7 @@ def test_a_pipeline_waits_for_a_slow_link_as_it_does_when_simulated(
 @pytest.mark.parametrize(
     ("schedule", "virtual_stages", "pp", "frozen"),
     [("1f1b", 1, 2, 1), ("1f1b", 1, 4, 1), ("1f1b", 1, 4, 3), ("zero_bubble", 1, 4, 1), ("interleaved", 2, 2, 1),
-     ("interleaved", 2, 4, 1), ("interleaved", 2, 4, 5)],
+     ("interleaved", 2, 4, 1), ("interleaved", 2, 4, 5), ("interleaved", 3, 2, 2)],
     ids=lambda each: str(each),
 )  # fmt: skip
 def test_a_pipeline_whose_first_chunks_are_frozen_waits_as_it_does_when_simulated(
@@ -573,6 +574,34 @@ def test_few_micro_batches_live_fewer_than_many_do() -> None:
     found, way = composer(), config(pp=4, schedule="gpipe")
     few = way.model_copy(update={"train": way.train.model_copy(update={"global_batch_size": 2})})
     assert [found.live(each, 0) for each in (way, few)] == [way.train.num_microbatches(1), 2]
+
+
+def test_what_is_remembered_of_a_layout_is_taken_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that a search composes one after the other each is as it is alone, whichever came before."""
+    monkeypatch.setattr("colonnade.planner.compose.unit_costs", costs_of)
+    machine = A100.having(island__size=2, node__size=2, network__bandwidth=1e9, network__latency=1e-5)
+    schedules = (("1f1b", 1, 1), ("1f1b", 2, 1), ("zero_bubble", 2, 1), ("interleaved", 2, 2))
+    ways = [
+        layout.model_copy(update={"train": layout.train.model_copy(update={"micro_batch_size": size})})
+        for schedule, pp, virtual in schedules
+        for tp, dp, zero, recompute in product((1, 2), (1, 2), (0, 2, 3), ("none", "selective", "full"))
+        for layout in [
+            config(schedule=schedule, pp=pp, virtual_stages=virtual, tp=tp, dp=dp, zero=zero, recompute=recompute)
+        ]
+        for size in (1, 4)
+        if virtual == 1 or size == 1  # whole rounds
+    ]
+    alone = [Composer(each, 64, Cost(machine, 8)).compose(each) for each in ways]
+    for order in (1, -1):
+        one = Composer(config(), 64, Cost(machine, 8))
+        assert [one.compose(each) for each in ways[::order]] == alone[::order]
+
+
+def costs_of(config: Config, *_: object) -> Costs:
+    """Numbers that differ with what the costs of units depend on."""
+    size, less = config.train.micro_batch_size * 128 // config.parallel.tp, config.parallel.recompute == "selective"
+    seconds, kept = 1e-6 * size * (1 + less), size * (7 - less)
+    return Costs(defaultdict(lambda: UnitCost(seconds, 2 * seconds, seconds, kept, 2 * size, 5 * size)), {})
 
 
 def test_layers_that_are_computed_again_keep_their_input_and_are_there_one_at_a_time(
