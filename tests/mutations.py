@@ -12178,6 +12178,8 @@ MUTATIONS = [
         "messages = sum(hop.there_and_back for hop in hops)",
         "messages = 2 * sum(hop.whole for hop in hops)",
         ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
         "each rank opens what it has found itself beside a model that is open",
         "serving/trained.py",
         "checkpoint = as_rank_0(find(path), mesh.world)",
@@ -12211,6 +12213,13 @@ MUTATIONS = [
         '("kept", stage, key, is_ring, split)',
         '("kept", stage, key, is_ring)',
         ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "a text from elsewhere may be empty",
+        "data/bert_dataset.py",
+        "np.tril_indices(len(ends))",
+        "np.tril_indices(len(ends), -1)",
+        ("tests/data/test_bert_dataset.py",),
     ),
 ]
 

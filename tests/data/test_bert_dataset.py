@@ -340,6 +340,13 @@ def test_a_text_from_elsewhere_is_not_empty_where_other_samples_are_of_one_token
     assert 1 in lengths
 
 
+def test_a_text_from_elsewhere_has_tokens_where_all_sentences_there_are_far_too_long(tmp_path: Path) -> None:
+    data = opened(placed(tmp_path, [[10, 10], [100]] * 100), BertCut("next", short=0.0), seq_length=123)
+    for sample in range(len(data)):
+        first, second, _ = data._pair(sample, 0, Labelled(1, sample))
+        assert len(first) and len(second)
+
+
 def test_neither_cuts_nor_lengths_tell_a_text_from_elsewhere(tmp_path: Path) -> None:
     """Shares of 1,500 samples of each label are 0.17 apart with a chance of 10⁻⁹ at most (Hoeffding)."""
     rng = np.random.default_rng(0)
