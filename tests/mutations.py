@@ -12221,6 +12221,27 @@ MUTATIONS = [
         "np.tril_indices(len(ends), -1)",
         ("tests/data/test_bert_dataset.py",),
     ),
+    Mutation(
+        "steps in which no label counts are signs before the first",
+        "train/divergence.py",
+        "self.without_loss += bool(self.signs)",
+        "self.without_loss += 1",
+        ("tests/train/test_divergence.py",),
+    ),
+    Mutation(
+        "a run that stops behind a step in which no label counts fails",
+        "train/loop.py",
+        'loss=metrics.get("loss")',
+        'loss=metrics["loss"]',
+        ("tests/train/test_loop_order.py",),
+    ),
+    Mutation(
+        "where rank 0 sees no checkpoint others look for one without a name",
+        "train/newest.py",
+        "    if found is None or not name:\n",
+        "    if found is None:\n",
+        ("tests/train/test_newest.py",),
+    ),
 ]
 
 

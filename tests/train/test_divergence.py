@@ -86,6 +86,11 @@ def test_a_step_in_which_no_label_counts_neither_is_a_sign_nor_ends_their_row() 
     assert seen(watch, [2.9, 9.0, None]) == [] and (watch.signs, watch.without_loss) == (1, 1)
 
 
+def test_steps_in_which_no_label_counts_are_no_signs_before_the_first() -> None:
+    (found,) = seen(LossWatch(), [2.9, None, None, None, math.nan])
+    assert (found.step, found.first) == (5, 5)
+
+
 def test_gradients_that_are_no_numbers_are_told_where_no_label_counts() -> None:
     found = LossWatch().sees(POLICY, 3, None, math.inf, skipped=False)
     assert found == Divergence(3, 3, "has no label that counts and gradient norm inf")

@@ -37,6 +37,8 @@ class Standing:
         self.diverges = self.enough = self.differs = 0
         """Once in this step; at the evaluation of this one; once behind this one, so that its copies go back by one."""
         self.saved = set[int]()
+        self.losses = {"loss": 2.0}
+        """Of each step; none where no label counts."""
         self.state: Any = SimpleNamespace(step=0, rollbacks=[])
         for name in ("_step", "_kept", "_is_enough", "_evaluate_at_start"):
             monkeypatch.setattr(loop, name, getattr(self, name))
@@ -76,7 +78,7 @@ class Standing:
             self.diverges = 0
             raise Diverged(Divergence(state.step + 1, state.step + 1, "it rose"))
         state.step += 1
-        return {"loss": 2.0} | ({loop.LOSS: 1.0} if state.step == self.enough else {})
+        return self.losses | ({loop.LOSS: 1.0} if state.step == self.enough else {})
 
     def _kept(self, run: Any, state: Any, *, saves: bool, must: bool, repair: Any) -> bool:
         self.done.append(f"{'save' if saves else 'compare'} {state.step}{' must' * bool(must)}")
@@ -137,14 +139,17 @@ def test_a_save_that_has_failed_is_tried_behind_the_next_step(monkeypatch: pytes
         assert not run.train() and run.of("save") == ["save 2 must"], "rank 0's clock decides"
 
 
-def test_a_run_that_is_to_stop_saves_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("losses", [{"loss": 2.0}, {}], ids=["labels", "no label counts"])
+def test_a_run_that_is_to_stop_saves_and_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, losses: dict[str, float]
+) -> None:
     run = Standing(monkeypatch)
-    run.asked, run.news = {2: Request.STOP}, {2}
+    run.asked, run.news, run.losses = {2: Request.STOP}, {2}, losses
     with pytest.raises(SystemExit) as ended:
         run.train()
     assert ended.value.code == 99 and run.done[-4:] == ["profile 2 ends", "save 2 must", "recovered 2", "wait"]
     assert not run.of("read"), "whoever starts it again reads them"
-    assert run.told.events == [("interrupted", {"step": 2, "loss": 2.0})]
+    assert run.told.events == [("interrupted", {"step": 2, "loss": losses.get("loss")})]
     assert run.told.said[-1].startswith("Stopped after step 2 (why); everything is saved.")
 
 

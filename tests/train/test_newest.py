@@ -11,7 +11,7 @@ from colonnade.errors import CheckpointError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import newest as train_newest
-from colonnade.train.newest import begins, checkpoint_at, find, is_saved
+from colonnade.train.newest import as_rank_0, begins, checkpoint_at, find, is_saved
 from tests.commands import start
 from tests.distributed import run_on_ranks
 from tests.runs import Finished
@@ -50,6 +50,17 @@ def test_a_run_begins_on_all_ranks_or_on_none(finished: Finished, tmp_path: Path
         return [begins(elsewhere if rank in blind else config, world) for blind in ((), (1,), (0, 1))]
 
     assert run_on_ranks(told, 2) == [[False, True, True]] * 2
+
+
+@pytest.mark.parametrize("blind", [0, 1])
+def test_where_a_rank_sees_no_checkpoint_each_keeps_what_it_has_found(finished: Finished, blind: int) -> None:
+    """What is compared of them behind it tells that they disagree."""
+    seen = [None if rank == blind else finished.newest for rank in range(2)]
+
+    def told(rank: int, num_ranks: int) -> Path | None:
+        return as_rank_0(seen[rank], build_mesh(Layout(dp=2), rank).world)
+
+    assert run_on_ranks(told, 2) == seen
 
 
 @pytest.mark.slow
