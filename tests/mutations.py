@@ -12242,6 +12242,13 @@ MUTATIONS = [
         "    if found is None:\n",
         ("tests/train/test_newest.py",),
     ),
+    Mutation(
+        "a weight that is not gathered is read through its transpose",
+        "data_parallel/resharded.py",
+        '"H", "mT", ',
+        '"H", ',
+        ("tests/data_parallel/test_zero.py",),
+    ),
 ]
 
 

@@ -131,7 +131,12 @@ def test_before_others_change_master_weights_all_that_was_published_is_there(zer
         assert all((bucket.parameters == value).all() for bucket in owned.buckets.values())
 
 
+def reading(name: str) -> Callable[[nn.Module], object]:
+    return lambda model: [getattr(each, name) for each in model.parameters()]
+
+
 READS: dict[str, Callable[[nn.Module], object]] = {
+    **{name: reading(name) for name in ("T", "H", "mT", "mH", "real", "imag")},
     "a norm": lambda model: [each.norm() for each in model.parameters()],
     "print": lambda model: [str(each) for each in model.parameters()],
     "data": lambda model: [each.data.sum() for each in model.parameters()],
