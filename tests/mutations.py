@@ -12249,6 +12249,13 @@ MUTATIONS = [
         '"H", ',
         ("tests/data_parallel/test_zero.py",),
     ),
+    Mutation(
+        "a base that is replaced while adapters are merged into it is taken",
+        "convert/adapted.py",
+        "            self.base.check_unchanged()\n",
+        "            pass\n",
+        ("tests/checkpoint/test_gone.py",),
+    ),
 ]
 
 

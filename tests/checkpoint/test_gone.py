@@ -21,6 +21,7 @@ from colonnade.checkpoint.load import load
 from colonnade.checkpoint.manifest import check_sizes, read_manifest, verify
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import save
+from colonnade.convert.adapted import Adapted, _weights_at
 from colonnade.convert.merge import merge
 from colonnade.convert.to_huggingface import to_huggingface
 from colonnade.convert.to_peft import to_peft
@@ -201,6 +202,18 @@ def test_a_run_begins_from_the_weights_that_it_has_looked_at(finished: Finished,
     shutil.copytree(other, path)
     with pytest.raises(GoneError, match="was replaced while it was read"):
         origin.fill([shard for shard in zeros_like(path) if shard.name in origin.shapes])
+
+
+def test_what_is_read_of_adapters_is_beside_one_base(finished: Finished, tmp_path: Path) -> None:
+    path, base = (Path(shutil.copytree(finished.newest, tmp_path / name)) for name in ("adapters", "base"))
+    rest: Any = None
+    it = Adapted(path, read_manifest(path), rest, rest, rest, rest, _weights_at(base))
+    it.check_unchanged()
+    other = saved_anew(base, tmp_path / "anew")
+    take_away(base)
+    shutil.copytree(other, base)
+    with pytest.raises(GoneError, match=f"^{base} was replaced while it was read"):
+        it.check_unchanged()
 
 
 def zeros_like(path: Path) -> list[Shard]:
