@@ -12244,7 +12244,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a weight that is not gathered is read through its transpose",
-        "data_parallel/resharded.py",
+        "data_parallel/freed.py",
         '"H", "mT", ',
         '"H", ',
         ("tests/data_parallel/test_zero.py",),
