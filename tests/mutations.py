@@ -2833,6 +2833,13 @@ MUTATIONS = [
         ("tests/checkpoint/test_folders.py",),
     ),
     Mutation(
+        "the first rank's text does not reach the others",
+        "mesh/agreement.py",
+        "    return broadcast_(sent, axis).numpy()",
+        "    return sent.numpy()",
+        ("tests/launch/test_agreement.py",),
+    ),
+    Mutation(
         "what rank 0 lacks is not compared",
         "mesh/agreement.py",
         "dict.fromkeys(name for theirs in gathered for name in theirs)",
@@ -3311,8 +3318,8 @@ MUTATIONS = [
     Mutation(
         "a change is seen by rank 0 alone",
         "train/in_force.py",
-        "self._decided = Decided.model_validate_json(gather_texts(text, self._mesh.world)[0])",
-        "gather_texts(text, self._mesh.world)",
+        "self._decided = Decided.model_validate_json(broadcast_text(text, self._mesh.world))",
+        "broadcast_text(text, self._mesh.world)",
         ("tests/train/test_in_force.py",),
     ),
     Mutation(
@@ -7597,10 +7604,10 @@ MUTATIONS = [
         ("tests/verify/test_verify.py",),
     ),
     Mutation(
-        "a dry run goes by the stored answers that the last rank finds",
+        "a dry run goes by the stored answers that each rank finds itself",
         "train/taught.py",
-        'if (store_of(config) / ABOUT).exists() else "", mesh.world)[0])',
-        'if (store_of(config) / ABOUT).exists() else "", mesh.world)[-1])',
+        'bool(broadcast_text("yes" if (store_of(config) / ABOUT).exists() else "", mesh.world))',
+        "(store_of(config) / ABOUT).exists()",
         ("tests/train/test_distillation.py",),
     ),
     Mutation(

@@ -145,6 +145,17 @@ def test_only_the_collectives_branch_on_the_size_of_an_axis() -> None:
     assert not branches
 
 
+def test_what_one_rank_has_is_broadcast() -> None:
+    """Who gathers all texts to take one sends as many as there are ranks to each of them."""
+    taken = [
+        f"{module}:{node.lineno} {ast.unparse(node)}"
+        for module, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value).startswith("gather_texts(")
+    ]
+    assert not taken
+
+
 def test_only_a_family_knows_the_names_of_its_units() -> None:
     """Others ask what a unit states of itself: whether it reads tokens, which block it is, whether it is the loss."""
     names = r"['\"](embedding|blocks?\.?|head|encoder|decoder)['\"]"

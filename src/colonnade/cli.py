@@ -367,7 +367,7 @@ def answers(
     run_on_ranks(tp * pp * dp, sys.argv[1:])
 
     with imports_stay():
-        from colonnade.mesh.agreement import gather_texts
+        from colonnade.mesh.agreement import broadcast_text
         from colonnade.serving import trained
         from colonnade.serving.answers import answer
         from colonnade.serving.ranks import serve
@@ -380,7 +380,7 @@ def answers(
     ):
         serve(
             lambda request: answer(model, mesh, request),
-            lambda line: gather_texts(line, mesh.world)[0],
+            lambda line: broadcast_text(line, mesh.world),
             asked=sys.stdin,
             is_first=mesh.rank == 0,
         )

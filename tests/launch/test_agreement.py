@@ -19,7 +19,7 @@ from colonnade.config.load import load
 from colonnade.data.tokenizer import train_bpe
 from colonnade.errors import ConfigError, DataError
 from colonnade.launch import agreement, launch
-from colonnade.mesh.agreement import Properties, disagreements, gather_texts
+from colonnade.mesh.agreement import Properties, broadcast_text, disagreements, gather_texts
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, build_mesh
 from colonnade.train import loop
@@ -217,6 +217,20 @@ def test_texts_of_any_length_arrive_whole() -> None:
     expected = ["\0", "é\0", "éé\0"]
     assert run_on_ranks(_texts, 3) == [expected] * 3
     assert gather_texts("alone", Axis("world")) == ["alone"]
+
+
+def _texts_of_the_first(rank: int, num_ranks: int) -> tuple[list[str], dict[tuple[str, str], int]]:
+    axis = _mesh(rank, num_ranks)
+    assert axis.transport is not None
+    told = [broadcast_text(text if rank == 0 else "not mine" * rank, axis) for text in ("é" * 1000, "")]
+    return told, dict(axis.transport.ledger.bytes)
+
+
+def test_the_first_ranks_text_reaches_the_others_and_no_other_is_sent() -> None:
+    """The ledger has its bytes and those of the lengths, however many ranks there are."""
+    expected = ["é" * 1000, ""], {("broadcast", "world"): 2000 + 2 * 8}
+    assert run_on_ranks(_texts_of_the_first, 3) == [expected] * 3
+    assert broadcast_text("alone", Axis("world")) == "alone"
 
 
 def _compared(rank: int, num_ranks: int) -> tuple[dict[str, dict[str, list[int]]], int]:

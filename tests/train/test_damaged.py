@@ -283,7 +283,7 @@ def test_what_keeps_it_from_being_set_aside_is_raised(monkeypatch: pytest.Monkey
     def work() -> bool:
         raise PermissionError("the folder may not be written")
 
-    monkeypatch.setattr(damaged, "gather_texts", lambda text, _: [text] if text else pytest.fail("rank 0 waits on"))
+    monkeypatch.setattr(damaged, "broadcast_text", lambda text, _: text or pytest.fail("rank 0 waits on"))
     with pytest.raises(PermissionError, match="the folder may not be written"):
         damaged.by_rank_0(work, Mesh().world)
 

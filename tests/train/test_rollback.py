@@ -190,7 +190,7 @@ def test_a_rollback_that_is_killed_goes_on(
         if moment == "written":
             undo.discard_after = die
         elif moment == "discarded":
-            undo.gather_texts = lambda text, axis, real=undo.gather_texts: real(text, axis) if text else die()
+            undo.gather_texts = die
         else:
             undo.recovery.restore = lambda *arguments, real=undo.recovery.restore: (
                 real(*arguments) if arguments[0].step < 9 else die()

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from colonnade.mesh.collectives import all_gather
+from colonnade.mesh.collectives import all_gather, broadcast_
 from colonnade.mesh.ledger import Ledger
 from colonnade.mesh.mesh import Axis
 from colonnade.mesh.transport import Groups, TorchTransport
@@ -33,12 +34,25 @@ def all_ranks() -> Axis:
 
 def gather_texts(text: str, axis: Axis) -> list[str]:
     """Every rank's text, in the order of ranks. Sends the longest of them, through CPU memory."""
-    mine = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    mine = _as_tensor(text)
     lengths = all_gather(torch.tensor([len(mine)]), axis).tolist()
     padded = torch.zeros(1, max(lengths), dtype=torch.uint8)
     padded[0, : len(mine)] = mine
     rows = all_gather(padded, axis).numpy()
     return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
+
+
+def broadcast_text(text: str, axis: Axis) -> str:
+    """The first rank's text, on every rank; what the others have does not count. Sends it, through CPU memory."""
+    mine = _as_tensor(text)
+    length = int(broadcast_(torch.tensor([len(mine)]), axis))
+    sent = mine if axis.rank == 0 else torch.zeros(length, dtype=torch.uint8)
+    return broadcast_(sent, axis).numpy().tobytes().decode()
+
+
+def _as_tensor(text: str) -> Tensor:
+    data = bytearray(text.encode())
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
 
 
 def disagreements(properties: Mapping[str, str], axis: Axis) -> dict[str, dict[str, list[int]]]:

@@ -20,7 +20,7 @@ from colonnade.data.sidecar import hash_file
 from colonnade.errors import CheckpointError
 from colonnade.huggingface.files import weight_files
 from colonnade.launch.agreement import on_all_ranks
-from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.agreement import broadcast_text
 from colonnade.mesh.mesh import Axis
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -76,7 +76,7 @@ def content_together(path: Path, ranks: Axis) -> dict[str, str]:
     """The same, read by the first rank alone, and raised on all; every rank calls this."""
     found = on_all_ranks(lambda: {} if ranks.rank else content_of(path), ranks)
     lines = "\n".join(f"{digest} {name}" for name, digest in found.items())
-    told = gather_texts(lines, ranks)[0]
+    told = broadcast_text(lines, ranks)
     return {name: digest for digest, _, name in (line.partition(" ") for line in told.splitlines())}
 
 

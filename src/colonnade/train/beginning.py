@@ -12,7 +12,7 @@ from colonnade.checkpoint.names import newest_step
 from colonnade.config.compare import model_metadata
 from colonnade.config.schema import Config
 from colonnade.launch.agreement import on_all_ranks
-from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.agreement import broadcast_text
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.train import reference, rollbacks, taught
 from colonnade.train.base import check_base, content_together
@@ -56,7 +56,7 @@ def course_of(config: Config, corpus: Corpus, ranks: Axis) -> Course:
     if ranks.rank == 0:
         step = newest_step(checkpoints(Path(config.run.folder)))
         text = _FOUND.dump_json((step, foreseen(config, step), tuple(returns_of(Path(config.run.folder))))).decode()
-    step, changes, returns = _FOUND.validate_json(gather_texts(text, ranks)[0])
+    step, changes, returns = _FOUND.validate_json(broadcast_text(text, ranks))
     start = Expected(config, rollbacks=returns)
     if not step:
         start.check_lasts(corpus.training, changes)
@@ -80,7 +80,7 @@ def beginning_of(config: Config, corpus: Corpus, course: Course, mesh: Mesh, ori
     that are beside its adapters.
     """
     run = Path(config.run.folder)
-    newest = gather_texts(on_all_ranks(lambda: "" if mesh.rank else str(find(run) or ""), mesh.world), mesh.world)[0]
+    newest = broadcast_text(on_all_ranks(lambda: "" if mesh.rank else str(find(run) or ""), mesh.world), mesh.world)
     path = Path(newest) if newest else None
     manifest = None if path is None else read_manifest(path)
     taught.check(config, corpus, mesh)

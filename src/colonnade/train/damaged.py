@@ -28,7 +28,7 @@ from colonnade.config.schema import Config
 from colonnade.errors import AWAY, CheckpointError, ColonnadeError, DamagedError, UnreadableError
 from colonnade.launch.agreement import on_all_ranks
 from colonnade.launch.process import BACKGROUND
-from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.agreement import broadcast_text, gather_texts
 from colonnade.mesh.mesh import Axis
 from colonnade.train import recovery
 from colonnade.train.corpus import Corpus
@@ -179,5 +179,5 @@ def by_rank_0(work: Callable[[], str], world: Axis) -> str:
     while True:
         if world.rank == 0:
             wait([result], TICK)
-        if gather_texts("done" if result.done() else "", world)[0]:
-            return gather_texts(on_all_ranks(lambda: "" if world.rank else result.result(), world), world)[0]
+        if broadcast_text("done" if result.done() else "", world):
+            return broadcast_text(on_all_ranks(lambda: "" if world.rank else result.result(), world), world)

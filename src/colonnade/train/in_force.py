@@ -16,7 +16,7 @@ from colonnade.config.compare import difference
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, DiskError
 from colonnade.launch.agreement import on_all_ranks
-from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.agreement import broadcast_text
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.train.change import Change, Expected, earlier_blends, in_force
 from colonnade.train.change_requests import (
@@ -66,7 +66,7 @@ class InForce:
         if self._mesh.rank == 0:
             self._look(step, returns)
         text = self._decided.model_dump_json() if self._mesh.rank == 0 else ""
-        self._decided = Decided.model_validate_json(gather_texts(text, self._mesh.world)[0])
+        self._decided = Decided.model_validate_json(broadcast_text(text, self._mesh.world))
 
     def is_over(self, state: TrainState) -> bool:
         """Whether another configuration is in force than `follow` gave last: at a change's step, or behind a return to

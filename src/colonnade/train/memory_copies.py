@@ -36,7 +36,7 @@ from colonnade.checkpoint.save import Payload, Target, write
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
 from colonnade.launch import launch
-from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.agreement import broadcast_text, gather_texts
 from colonnade.mesh.background import Group, background_group
 from colonnade.mesh.files import broadcast, exchange
 from colonnade.mesh.mesh import Mesh
@@ -142,7 +142,7 @@ class MemoryCopies:
     def _newest(self, machine: Machine) -> Whole | None:
         """The newest copy that can be read, of this run, newer than the disk; the same on all ranks."""
         asked = json.dumps(self._on_disk()) if self._mesh.rank == 0 else ""
-        saved, start = json.loads(gather_texts(asked, self._mesh.world)[0])
+        saved, start = json.loads(broadcast_text(asked, self._mesh.world))
         mine = {} if not machine.is_first or not saved or not start else self._held(machine.folder, start)
         texts = gather_texts(json.dumps(mine), self._mesh.world)
         held = [
@@ -219,8 +219,8 @@ class MemoryCopies:
         there is another. False where it cannot be named: that is said, and the run goes on without copies.
         """
         mine = uuid4().hex if self._mesh.rank == 0 else ""
-        start = gather_texts(mine, self._mesh.world)[0]
-        before = gather_texts(self._on_disk()[1] if self._mesh.rank == 0 else "", self._mesh.world)[0]
+        start = broadcast_text(mine, self._mesh.world)
+        before = broadcast_text(self._on_disk()[1] if self._mesh.rank == 0 else "", self._mesh.world)
 
         def take() -> None:
             if not before or not self._held(machine.folder, before):

@@ -11,7 +11,7 @@ from colonnade.checkpoint.names import MANIFEST, checkpoints_in
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
 from colonnade.launch.agreement import on_all_ranks
-from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.agreement import broadcast_text
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
 from colonnade.train.lines import object_in
@@ -39,7 +39,7 @@ def as_rank_0(found: Found, ranks: Axis) -> Found:
     ranks a run that goes on may save another. Where it is not seen here it stays what was found, and whoever reads it
     says that the ranks disagree. Every rank calls this.
     """
-    name = gather_texts("" if found is None else found.name, ranks)[0]
+    name = broadcast_text("" if found is None else found.name, ranks)
     if found is None or not name:
         return found
     theirs = found.with_name(name)

@@ -32,7 +32,7 @@ from colonnade.kernels.choice import USES, WIDENED, Kernel, Kernels, Products, h
 from colonnade.kernels.timing import Seconds, Slices
 from colonnade.launch import launch
 from colonnade.launch.agreement import on_all_ranks
-from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.agreement import broadcast_text, gather_texts
 from colonnade.mesh.mesh import Axis
 from colonnade.model.precision import DTYPES
 from colonnade.train.machine import processor
@@ -296,7 +296,7 @@ def _before(config: Config, world: Axis) -> _Before:
     """As rank 0 reads it: a faulty checkpoint is the business of who resumes."""
     found = _read(Path(config.run.folder)) if world.rank == 0 else _Before(False)
     mine = [found.exists, None if found.metadata is None else found.metadata.model_dump()]
-    exists, metadata = json.loads(gather_texts(json.dumps(mine), world)[0])
+    exists, metadata = json.loads(broadcast_text(json.dumps(mine), world))
     return _Before(exists, None if metadata is None else ProductMetadata.model_validate(metadata))
 
 

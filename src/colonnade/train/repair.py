@@ -16,7 +16,7 @@ from colonnade.checkpoint.names import newest_step
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, CopiesError
 from colonnade.launch.agreement import ranks_in_words
-from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.agreement import broadcast_text
 from colonnade.train import recovery, undo
 from colonnade.train.base import content_together
 from colonnade.train.corpus import Corpus
@@ -94,7 +94,7 @@ def _newest(state: TrainState, config: Config) -> int:
     """The step of the newest checkpoint, as rank 0 sees it; 0 for none."""
     world = state.ownership.mesh.world
     step = newest_step(checkpoints(Path(config.run.folder))) if world.rank == 0 else 0
-    return int(gather_texts(str(step), world)[0])
+    return int(broadcast_text(str(step), world))
 
 
 def _mend(state: TrainState, judged: Verdict, saving: recovery.Checkpoints) -> bool:

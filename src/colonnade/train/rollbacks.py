@@ -20,7 +20,7 @@ from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
 from colonnade.errors import CheckpointError, ColonnadeError
 from colonnade.launch.agreement import on_all_ranks
-from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.agreement import broadcast_text
 from colonnade.mesh.mesh import Axis
 from colonnade.pace import say_aside
 from colonnade.train.change import Change, Expected, ahead, as_it_began, behind
@@ -57,7 +57,7 @@ def tell_untold(state: TrainState, run: Path, monitor: Monitor) -> None:
 def read_together(run: Path, ranks: Axis) -> list[Rollback]:
     """As `read`, on all ranks what rank 0 reads."""
     text = LIST.dump_json(read(run)).decode() if ranks.rank == 0 else ""
-    return LIST.validate_json(gather_texts(text, ranks)[0])
+    return LIST.validate_json(broadcast_text(text, ranks))
 
 
 def forget_behind(run: Path, step: int) -> None:
@@ -251,4 +251,4 @@ def _to_come_together(began: Config, state: TrainState) -> list[Change]:
     """As `_to_come`, on all ranks what rank 0 reads. DiskError on all where that is not to be had for a while."""
     world = state.ownership.mesh.world
     coming = on_all_ranks(lambda: [] if world.rank else _to_come(began, state.step, state.changes), world)
-    return _CHANGES.validate_json(gather_texts(_CHANGES.dump_json(coming).decode(), world)[0])
+    return _CHANGES.validate_json(broadcast_text(_CHANGES.dump_json(coming).decode(), world))

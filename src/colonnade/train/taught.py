@@ -33,7 +33,7 @@ from colonnade.errors import DataError, LockError, raise_passing
 from colonnade.launch.agreement import on_all_ranks
 from colonnade.lock import locked
 from colonnade.mapped import mapped
-from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.agreement import broadcast_text
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Mesh
 from colonnade.model.inputs import Inputs
@@ -96,7 +96,7 @@ def check(config: Config, corpus: Corpus, mesh: Mesh) -> None:
     """
     if config.distillation.teacher is None:
         return
-    is_stored = bool(gather_texts("yes" if (store_of(config) / ABOUT).exists() else "", mesh.world)[0])
+    is_stored = bool(broadcast_text("yes" if (store_of(config) / ABOUT).exists() else "", mesh.world))
     if is_stored:
         _checked(config, corpus, mesh)
     if config.distillation.top_k is None or not is_stored:
@@ -259,7 +259,7 @@ def _missing(folder: Path, blocks: Sequence[Block], mesh: Mesh) -> list[Block]:
         return count if count >= len(block.asked) else len(_kept(rows, sums))
 
     lines = on_all_ranks(lambda: "" if mesh.rank else " ".join(str(there(block)) for block in blocks), mesh.world)
-    counts = map(int, gather_texts(lines, mesh.world)[0].split())
+    counts = map(int, broadcast_text(lines, mesh.world).split())
     found = [replace(block, done=count) for block, count in zip(blocks, counts, strict=True)]
     return [block for block in found if block.asked]
 

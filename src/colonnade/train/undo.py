@@ -11,7 +11,7 @@ from colonnade.checkpoint.manifest import verify
 from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, DiskError
-from colonnade.mesh.agreement import gather_texts
+from colonnade.mesh.agreement import broadcast_text, gather_texts
 from colonnade.mesh.mesh import Mesh
 from colonnade.train import recovery, rollbacks
 from colonnade.train.change import Change, as_it_began
@@ -80,7 +80,7 @@ def _decided(
     """
     past = rollbacks.read_together(run, mesh.world)
     seen = json.dumps([uuid4().hex, *checkpoints_in(checkpoints(run))]) if mesh.rank == 0 else ""
-    name, *saved = json.loads(gather_texts(seen, mesh.world)[0])
+    name, *saved = json.loads(broadcast_text(seen, mesh.world))
     decided = decide(found, saved, past, config.divergence, folder=config.run.folder, changes=changes)
     decided = decided.model_copy(update={"id": name})
     weighed = by_rank_0(lambda: json.dumps(_weighed(decided, past, config, corpus)), mesh.world)
