@@ -2917,6 +2917,20 @@ MUTATIONS = [
         ("tests/launch/test_explanation.py",),
     ),
     Mutation(
+        "ranks that have waited for other times are told one by one",
+        "launch/explanation.py",
+        'return line if found is None else found["what"] + found["rest"]',
+        "return line",
+        ("tests/launch/test_explanation.py",),
+    ),
+    Mutation(
+        "of many waits the first are told, and not those for the cause",
+        "launch/explanation.py",
+        "by_weight = sorted(groups.values(), key=lambda ranks: near.isdisjoint(ranks))",
+        "by_weight = list(groups.values())",
+        ("tests/launch/test_explanation.py",),
+    ),
+    Mutation(
         "ranks disagree though one has gone on",
         "launch/explanation.py",
         "if (other.waiting.axis, other.waiting.number) == (mine.axis, mine.number)",

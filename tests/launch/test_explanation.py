@@ -1,5 +1,6 @@
 """Who waits for whom, in words: from reports alone, no process needed."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -307,3 +308,62 @@ def test_several_explanations_as_one() -> None:
         "The last operations of rank 2 [pp0 dp1 tp0], newest last:",
     ]
     assert [line[:6] for line in together({3: texts[3]}).splitlines()[:2]] == ["rank 2", "rank 3"]
+
+
+def explained(known: Picture) -> list[str]:
+    """What is shown of all ranks that are left."""
+    return together({rank: explain(rank, known) for rank in sorted(known.reports.keys() - known.gone)}).splitlines()
+
+
+def copies(num_ranks: int, *, dead: int, waited: Sequence[float] = (5.0,)) -> Picture:
+    """Ranks that all wait for one."""
+    waiting, ranks = operation(axis="dp"), tuple(range(num_ranks))
+    reports = [
+        replace(
+            report(0, waiting),
+            rank=rank,
+            coordinates=f"[pp0 dp{rank} tp0]",
+            waiting_ranks=ranks,
+            waited=waited[rank % len(waited)],
+            recent=(operation(layer="blocks.6.mlp", number=8, seconds=(1 + rank) / 1000), waiting),
+        )
+        for rank in ranks
+    ]
+    return picture(*reports, gone={dead: "killed by signal 9 (SIGKILL)"})
+
+
+def test_ranks_that_wait_alike_for_one_that_is_gone_are_told_together() -> None:
+    """In as many lines whether there are 4 or 399 of them, though each has waited for a time of its own."""
+    for num_ranks, last in ((5, "4"), (400, "4-399")):
+        assert explained(copies(num_ranks, dead=3, waited=(5.0, 10.2, 5.5))) == [
+            f"ranks 0-2 and {last} wait in all_reduce over dp for blocks.7.mlp (step 41, 5.0-10.2 s); "
+            "rank 3 [pp0 dp3 tp0] left step 41 (killed by signal 9 (SIGKILL))",
+            "The last operations of rank 0 [pp0 dp0 tp0], newest last:",
+            "  all_reduce over tp for blocks.6.mlp: 4,096 bytes, 1.0 ms, tensor_parallel/linear.py:58",
+            "  all_reduce over dp for blocks.7.mlp: 4,096 bytes, under way, tensor_parallel/linear.py:58",
+            f"  The same but for times: ranks 1, 2 and {last}.",
+        ]
+    (together, *_) = explained(copies(3, dead=0))
+    assert together.startswith("ranks 1 and 2 wait in all_reduce over dp for blocks.7.mlp (step 41, 5.0 s); rank 0 ")
+
+
+def test_of_much_that_differs_what_leads_to_the_cause_is_told() -> None:
+    """Of 40 ranks on a second stage each waits to receive from another on the first: one of them from the dead one."""
+    first = copies(40, dead=30).reports
+    second = {
+        40 + rank: replace(
+            report(4, operation("receive", "pp", f"blocks.{rank}", peer=rank, number=1)),
+            rank=40 + rank,
+            coordinates=f"[pp1 dp{rank} tp0]",
+            waiting_ranks=(rank, 40 + rank),
+        )
+        for rank in range(40)
+    }
+    lines = explained(Picture({**first, **second}, gone={30: "killed by signal 9 (SIGKILL)"}))
+    waits = [line for line in lines if " wait" in line]
+    assert len(waits) == 9 and waits[0].startswith("ranks 0-29 and 31-39 wait in all_reduce over dp")
+    assert waits[7].startswith("rank 70 [pp1 dp30 tp0] waits in receive over pp from rank 30 for blocks.30 (")
+    assert waits[8] == "… and 33 more ranks wait."
+    last = [line for line in lines if line.startswith("The last operations of ")]
+    assert len(last) == 8 and last[0].startswith("The last operations of rank 0 ") and "rank 70 " in last[7]
+    assert lines[-1] == "… and the last operations of 33 more ranks."

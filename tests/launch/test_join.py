@@ -107,17 +107,6 @@ def test_so_is_what_the_disk_refuses_it(faults: list[int], said: str) -> None:
     assert run_on_ranks(_read, 2, faults) == [said] * 2
 
 
-def test_ranks_are_counted_in_words() -> None:
-    for ranks, words in {
-        (3,): "rank 3",
-        (0, 1): "ranks 0 and 1",
-        (0, 1, 2): "ranks 0-2",
-        (0, 2, 4): "ranks 0, 2 and 4",
-        (0, 1, 3, 4, 5, 9): "ranks 0, 1, 3-5 and 9",
-    }.items():
-        assert agreement.ranks_in_words(ranks) == words
-
-
 def _of_the_world(rank: int, num_ranks: int) -> tuple[int, int, tuple[int, ...], list[str], dict[str, Any]]:
     axis = all_ranks()
     return axis.rank, axis.size, tuple(axis.ranks), gather_texts(f"I am {rank}", axis), disagreements({"x": "1"}, axis)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colonnade.errors import LayoutError
-from colonnade.mesh.layout import AXES, Layout
+from colonnade.mesh.layout import AXES, Layout, ranks_in_words
 
 LARGE = Layout(tp=8, pp=16, dp=8)  # 1,024 ranks
 sizes = st.integers(1, 12)
@@ -97,3 +97,14 @@ def test_ends_are_the_first_and_the_last_stage(layout: Layout) -> None:
         else:
             assert [place["pp"] for place in at] == [0, layout.pp - 1]
             assert at[0] | {"pp": 0} == at[1] | {"pp": 0}
+
+
+def test_ranks_are_counted_in_words() -> None:
+    for ranks, words in {
+        (3,): "rank 3",
+        (0, 1): "ranks 0 and 1",
+        (0, 1, 2): "ranks 0-2",
+        (0, 2, 4): "ranks 0, 2 and 4",
+        (0, 1, 3, 4, 5, 9): "ranks 0, 1, 3-5 and 9",
+    }.items():
+        assert ranks_in_words(ranks) == words

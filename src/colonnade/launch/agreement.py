@@ -23,6 +23,7 @@ from colonnade.config.describe import all_keys, as_toml
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, ConfigError, DiskError, mistake, name_of
 from colonnade.mesh.agreement import Properties, disagreements, gather_texts
+from colonnade.mesh.layout import ranks_in_words
 from colonnade.mesh.mesh import Axis
 
 MAY_DIFFER = frozenset({"data.cache", "train.threads", "train.device"})
@@ -131,20 +132,6 @@ def lines(found: Mapping[str, Mapping[str, Sequence[int]]]) -> list[str]:
         )
 
     return [f"  {name}: {of_one(values)}" for name, values in found.items()]
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0-2 and 7`."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [part for run in runs for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
-    *others, last = parts
-    listed = f"{', '.join(others)} and {last}" if others else last
-    return f"rank{'s' * (len(ranks) > 1)} {listed}"
 
 
 def _message(what: str, found: Mapping[str, Mapping[str, Sequence[int]]], remedies: Sequence[str]) -> str:

@@ -9,13 +9,18 @@ waits in number n. Transfers are numbered by axis, direction and peer: the n-th 
 """
 
 import json
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
 
+from colonnade.mesh.layout import ranks_in_words
 from colonnade.mesh.process import ProcessId
 
 _NAMED = 3  # awaited ranks named on a line
-_LINES = 8  # ranks on the way to the cause
+_LINES = 8  # ranks on the way to the cause, or groups of ranks of which something else is to be said
+_WAIT = re.compile(r"rank \d+ \[.*?\] waits in (?P<what>.*?)(?P<seconds>\d+\.\d) s(?P<rest>[,)].*)")
+_MILLISECONDS = re.compile(r"\d+\.\d ms")
 
 
 @dataclass(frozen=True)
@@ -165,14 +170,71 @@ def explain(rank: int, picture: Picture) -> str:
 
 
 def together(explanations: Mapping[int, str]) -> str:
-    """The explanations of several ranks as one: every rank's wait once, in its own words if it has any."""
-    parts = [text.partition("\n\n") for text in explanations.values()]
-    own = [waits.splitlines()[0] for waits, _, _ in parts]
+    """The explanations of several ranks as one: every rank's wait once, in its own words if it has any, and what each
+    did last. Ranks of which the same is to be said share it; of much else what leads to the cause stays.
+    """
+    parts = {rank: text.partition("\n\n") for rank, text in explanations.items()}
+    own = [waits.splitlines()[0] for waits, _, _ in parts.values()]
     by_rank = {_rank_of(line): line for line in own}
-    others = [line for waits, _, _ in parts for line in waits.splitlines()[1:] if _rank_of(line) not in by_rank]
+    others = [
+        line for waits, _, _ in parts.values() for line in waits.splitlines()[1:] if _rank_of(line) not in by_rank
+    ]
     by_rank |= {_rank_of(line): line for line in others if _rank_of(line) >= 0}
     notes = dict.fromkeys(line for line in others if _rank_of(line) < 0)
-    return "\n".join([*(by_rank[rank] for rank in sorted(by_rank)), *notes, *(last for _, _, last in parts)])
+    near = {rank for rank, line in by_rank.items() if _names_the_cause(line)}
+
+    waits, more = _alike({rank: by_rank[rank] for rank in sorted(by_rank)}, _without_own, near)
+    lines = [_of_all(ranks, [by_rank[rank] for rank in ranks]) for ranks in waits]
+    lines += [f"… and {more} more ranks wait."] * bool(more)
+    lasts = {rank: last for rank, (_, _, last) in parts.items()}
+    did, more = _alike(lasts, _without_times, near)
+    told = [_and_the_same(lasts[ranks[0]], ranks[1:]) for ranks in did]
+    told += [f"… and the last operations of {more} more ranks."] * bool(more)
+    return "\n".join([*lines, *notes, *told])
+
+
+def _alike(texts: Mapping[int, str], key: Callable[[str], str], near: AbstractSet[int]) -> tuple[list[list[int]], int]:
+    """Ranks whose texts say the same; of more than `_LINES` such groups those with ranks that are near the cause come
+    first, and how many ranks are in the rest.
+    """
+    groups: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        groups.setdefault(key(text), []).append(rank)
+    by_weight = sorted(groups.values(), key=lambda ranks: near.isdisjoint(ranks))
+    shown = by_weight[:_LINES]
+    return [ranks for ranks in groups.values() if ranks in shown], sum(map(len, by_weight[_LINES:]))
+
+
+def _without_own(line: str) -> str:
+    """What a rank waits in and for whom, without its name and how long it has waited."""
+    found = _WAIT.fullmatch(line)
+    return line if found is None else found["what"] + found["rest"]
+
+
+def _of_all(ranks: Sequence[int], lines: Sequence[str]) -> str:
+    """ranks 0-2 wait in all_reduce over dp for blocks.7.mlp (step 41, 4.8-5.0 s); rank 3 [pp0 dp3 tp0] …"""
+    found = _WAIT.fullmatch(lines[0])
+    if found is None or len(ranks) == 1:
+        return lines[0]
+    times = sorted({each["seconds"] for line in lines if (each := _WAIT.fullmatch(line))}, key=float)
+    return (
+        f"{ranks_in_words(ranks)} wait in {found['what']}{'-'.join(times[:: max(1, len(times) - 1)])} s{found['rest']}"
+    )
+
+
+def _names_the_cause(line: str) -> bool:
+    """Whether it is told to wait for a rank that does not wait itself."""
+    return any(not whom.endswith(" waits itself") for whom in line.split("; ")[1:])
+
+
+def _without_times(last: str) -> str:
+    """What a rank did last, without its name and how long each took."""
+    name, *operations = last.splitlines()
+    return _MILLISECONDS.sub("", "\n".join(operations)) or name
+
+
+def _and_the_same(last: str, others: Sequence[int]) -> str:
+    return f"{last}\n  The same but for times: {ranks_in_words(others)}." if others else last
 
 
 def _rank_of(line: str) -> int:

@@ -81,3 +81,17 @@ class Layout:
             ranks = tuple(first + stage * self.dp * self.tp for stage in stages)
             together.update(dict.fromkeys(ranks, ranks))
         return list(dict.fromkeys(together.get(rank, (rank,)) for rank in range(self.num_ranks)))
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-2 and 7`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [part for run in runs for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
+    *others, last = parts
+    listed = f"{', '.join(others)} and {last}" if others else last
+    return f"rank{'s' * (len(ranks) > 1)} {listed}"

@@ -15,8 +15,8 @@ from colonnade.checkpoint.copies import Verdict, verdict
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.schema import Config
 from colonnade.errors import ColonnadeError, CopiesError
-from colonnade.launch.agreement import ranks_in_words
 from colonnade.mesh.agreement import broadcast_text
+from colonnade.mesh.layout import ranks_in_words
 from colonnade.train import recovery, undo
 from colonnade.train.base import content_together
 from colonnade.train.corpus import Corpus
