@@ -9059,6 +9059,27 @@ MUTATIONS = [
         ("tests/checkpoint/test_writing.py",),
     ),
     Mutation(
+        "each rank tells its boxes, whoever has told the same",
+        "checkpoint/agree.py",
+        "_Told(digest, boxes if is_first else None)",
+        "_Told(digest, boxes)",
+        ("tests/checkpoint/test_agree.py",),
+    ),
+    Mutation(
+        "who tells a digest alone writes nothing",
+        "checkpoint/agree.py",
+        "holders[held] += ranks[each.digest]",
+        "holders[held] += ranks[each.digest][:1]",
+        ("tests/checkpoint/test_agree.py",),
+    ),
+    Mutation(
+        "boxes are compared without the types of their tensors",
+        "checkpoint/agree.py",
+        "hashlib.sha256(repr(boxes).encode())",
+        "hashlib.sha256(repr([held for held, _ in boxes]).encode())",
+        ("tests/checkpoint/test_agree.py",),
+    ),
+    Mutation(
         "a checkpoint of which a machine has its part alone is given its name",
         "checkpoint/save.py",
         "        if not self.target.is_shared:\n            return\n",

@@ -2,16 +2,20 @@
 
     every rank  ── its boxes ──▶  rank 0: equal boxes of several ranks are shared out  ── what to write ──▶  every rank
 
+Of ranks that hold the same boxes, as copies over dp do, one tells them, the others their digest: all that is proved of
+the boxes is proved of each rank's. What is told is plain numbers: write items take many times as long to be read.
+
 The boxes of a run stay what they are from save to save, so one agreement is good for all of them. It is reached within
 `torch.distributed.checkpoint.save`, with a writer that writes nothing: all ranks return, or all raise alike.
 """
 
+import hashlib
 import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,12 +34,24 @@ from torch.futures import Future
 
 from colonnade.checkpoint.failure import alone_is_fine, same_on_all_ranks
 from colonnade.checkpoint.plan import Box, Shard, narrow, overlap, relative, share_boxes, tile
+from colonnade.mesh.agreement import all_ranks, gather_texts
 from colonnade.mesh.background import Group
 
 Key = tuple[str, Box]
 """A tensor's name, and a box of it."""
-Kind = tuple[torch.Size, torch.dtype]
+Kind = tuple[tuple[int, ...], torch.dtype]
 """A tensor's whole shape and its dtype."""
+Numbers = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""A `Key` as it travels: name, offsets, sizes."""
+
+
+class _Told(NamedTuple):
+    """What a rank tells rank 0."""
+
+    digest: str
+    """Of its boxes."""
+    boxes: list[tuple[Numbers, Kind]] | None
+    """None where another rank tells the same."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +96,10 @@ def agree(
 
     `then` is what rank 0 does when all have agreed; if it fails, all raise alike.
     """
-    planner = _Planner(shards)
+    boxes = _boxes(shards)
+    digest, ranks = hashlib.sha256(repr(boxes).encode()).hexdigest(), all_ranks(group)
+    is_first = gather_texts(digest, ranks).index(digest) == ranks.rank
+    planner = _Planner(_Told(digest, boxes if is_first else None), dict(boxes))
     with alone_is_fine(), same_on_all_ranks():
         save_distributed({}, storage_writer=_WritesNothing(then), planner=planner, process_group=group)
     return Agreement(_held(shards), tuple(planner.items), planner.is_coordinator, planner.metadata)
@@ -108,8 +127,10 @@ def num_bytes(item: WriteItem) -> int:
 class _Planner(SavePlanner):
     """Boxes to write items, and each item to one rank."""
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
-        self.shards, self.is_coordinator, self.metadata = shards, False, Metadata({})
+    def __init__(self, told: _Told, kinds: Mapping[Numbers, Kind]) -> None:
+        self.told, self.is_coordinator, self.metadata = told, False, Metadata({})
+        self.kinds = {name: kind for (name, _, _), kind in kinds.items()}
+        """Of this rank's tensors."""
         self.items: Sequence[WriteItem] = ()
 
     def set_up_planner(
@@ -118,25 +139,23 @@ class _Planner(SavePlanner):
         self.is_coordinator = is_coordinator
 
     def create_local_plan(self) -> SavePlan:
-        return SavePlan([_write_item(name, box, kind) for (name, box), kind in _kinds_of_boxes(self.shards).items()])
+        return SavePlan([], planner_data=self.told)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        sizes: dict[Key, int] = {}
-        holders: dict[Key, list[int]] = defaultdict(list)
+        ranks: dict[str, list[int]] = defaultdict(list)
         for rank, plan in enumerate(all_plans):
-            for item in plan.items:
-                sizes[key(item)] = num_bytes(item)
-                holders[key(item)].append(rank)
-        kinds = _kinds(item for plan in all_plans for item in plan.items)
+            ranks[plan.planner_data.digest].append(rank)
+        told = [plan.planner_data for plan in all_plans if plan.planner_data.boxes is not None]
+        kinds, sizes, holders = _held_by(told, ranks)
         _check_that_all_is_held(kinds, sizes)
-        mine: list[list[WriteItem]] = [[] for _ in all_plans]
+        mine: list[list[Numbers]] = [[] for _ in all_plans]
         for name, box, rank in share_boxes(sizes, holders, len(all_plans)):
-            mine[rank].append(_write_item(name, box, kinds[name]))
+            mine[rank].append((name, *box))
         self.metadata = _metadata(kinds, mine)
-        return [replace(plan, items=mine[rank]) for rank, plan in enumerate(all_plans)], Metadata({})
+        return [replace(plan, planner_data=mine[rank]) for rank, plan in enumerate(all_plans)], Metadata({})
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        self.items = new_plan.items
+        self.items = [_write_item(name, Box(*box), self.kinds[name]) for name, *box in new_plan.planner_data]
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor:
@@ -178,24 +197,33 @@ def _held(shards: Sequence[Shard]) -> frozenset[tuple[str, Box, torch.dtype]]:
     return frozenset((shard.name, shard.box, shard.data.dtype) for shard in shards if shard.box.volume)
 
 
-def _kinds_of_boxes(shards: Sequence[Shard]) -> dict[Key, Kind]:
-    return {(s.name, s.box): (torch.Size(s.shape), s.data.dtype) for s in shards if s.box.volume}
+def _boxes(shards: Sequence[Shard]) -> list[tuple[Numbers, Kind]]:
+    """Each box of a rank once."""
+    held = {(s.name, s.box): (tuple(s.shape), s.data.dtype) for s in shards if s.box.volume}
+    return [((name, *box), kind) for (name, box), kind in held.items()]
+
+
+def _held_by(
+    told: Iterable[_Told], ranks: Mapping[str, Sequence[int]]
+) -> tuple[dict[str, Kind], dict[Key, int], dict[Key, list[int]]]:
+    """What kind each tensor is, and of each box how many bytes it has and which ranks hold it."""
+    kinds: dict[str, Kind] = {}
+    sizes: dict[Key, int] = {}
+    holders: dict[Key, list[int]] = defaultdict(list)
+    for each in told:
+        for (name, *numbers), kind in each.boxes or ():
+            known, held = kinds.setdefault(name, kind), (name, Box(*numbers))
+            assert kind == known, f"{name}: shape and dtype must be the same on all ranks, got {known} and {kind}"
+            sizes[held] = held[1].volume * kind[1].itemsize
+            holders[held] += ranks[each.digest]
+    return kinds, sizes, holders
 
 
 def _write_item(name: str, box: Box, kind: Kind) -> WriteItem:
     size, dtype = kind
-    chunk = ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
-    data = TensorWriteData(chunk, TensorProperties(dtype=dtype), size)
+    chunk = _chunk(*box)
+    data = TensorWriteData(chunk, TensorProperties(dtype=dtype), torch.Size(size))
     return WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
-
-
-def _kinds(items: Iterable[WriteItem]) -> dict[str, Kind]:
-    kinds: dict[str, Kind] = {}
-    for item in items:
-        kind = data_of(item).size, data_of(item).properties.dtype
-        known = kinds.setdefault(item.index.fqn, kind)
-        assert kind == known, f"{item.index.fqn}: shape and dtype must be the same on all ranks, got {known} and {kind}"
-    return kinds
 
 
 def _check_that_all_is_held(kinds: Mapping[str, Kind], held: Iterable[Key]) -> None:
@@ -208,16 +236,20 @@ def _check_that_all_is_held(kinds: Mapping[str, Kind], held: Iterable[Key]) -> N
         )
 
 
-def _metadata(kinds: Mapping[str, Kind], items: Iterable[Iterable[WriteItem]]) -> Metadata:
+def _metadata(kinds: Mapping[str, Kind], written: Iterable[Iterable[Numbers]]) -> Metadata:
     chunks: dict[str, list[ChunkStorageMetadata]] = defaultdict(list)
-    for item in itertools.chain.from_iterable(items):
-        chunks[item.index.fqn].append(data_of(item).chunk)
+    for name, *box in itertools.chain.from_iterable(written):
+        chunks[name].append(_chunk(*box))
     return Metadata(
         {
-            name: TensorStorageMetadata(TensorProperties(dtype=dtype), size, chunks[name])
+            name: TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(size), chunks[name])
             for name, (size, dtype) in kinds.items()
         }
     )
+
+
+def _chunk(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
 
 
 def _view_of(shards: Iterable[Shard], box: Box) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from colonnade.mesh.background import Group
 from colonnade.mesh.collectives import all_gather, broadcast_
 from colonnade.mesh.ledger import Ledger
 from colonnade.mesh.mesh import Axis
@@ -21,11 +22,13 @@ Properties = dict[str, str]
 NONE = "(none)"  # what a rank has that lacks a property
 
 
-def all_ranks() -> Axis:
-    """All ranks that have connected, before there is a mesh: whatever layout each of them believes in."""
+def all_ranks(group: Group | None = None) -> Axis:
+    """All ranks that have connected, whatever layout each of them believes in, over `group`, which has all of them;
+    None: over the one that they have connected with.
+    """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return Axis("world")
-    group = dist.group.WORLD
+    group = group or dist.group.WORLD
     assert group is not None, "ranks have connected"
     rank, size = dist.get_rank(), dist.get_world_size()
     transport = TorchTransport("world", Groups(group, group, group), size, Ledger())
