@@ -1642,9 +1642,58 @@ MUTATIONS = [
         ("tests/checkpoint/test_gone.py",),
     ),
     Mutation(
+        "no rank looks at the sizes of the files that it answers for",
+        "checkpoint/load.py",
+        "                check_sizes(self.path, self.contents, plan.storage_data)\n",
+        "",
+        ("tests/train/test_looks.py",),
+    ),
+    Mutation(
+        "each rank looks at all files of a checkpoint at a start",
+        "train/damaged.py",
+        "None if newest is None or rank else looked_at(newest)",
+        "None if newest is None else looked_at(newest)",
+        ("tests/train/test_looks.py",),
+    ),
+    Mutation(
+        "rank 0 reads a manifest again where it goes on",
+        "train/loop.py",
+        "partial(copies.restored, known=seen)",
+        "copies.restored",
+        ("tests/train/test_looks.py",),
+    ),
+    Mutation(
+        "a checkpoint is read for its kernels anew",
+        "train/products.py",
+        "read_manifest(path, known)",
+        "read_manifest(path)",
+        ("tests/train/test_looks.py",),
+    ),
+    Mutation(
+        "a checkpoint that cannot be gone on from is found out when the state is there",
+        "train/newest.py",
+        "            looked_at(newest)\n",
+        "            pass\n",
+        ("tests/train/test_damaged.py",),
+    ),
+    Mutation(
+        "each rank that begins from weights looks at all of their files",
+        "train/init_from.py",
+        "looks=ranks.rank == 0)",
+        "looks=True)",
+        ("tests/train/test_looks.py",),
+    ),
+    Mutation(
+        "a checkpoint is described anew where it is opened",
+        "serving/trained.py",
+        "base=base, seen=seen)\n        if",
+        "base=base)\n        if",
+        ("tests/train/test_looks.py",),
+    ),
+    Mutation(
         "a checkpoint that is replaced between its manifest and its weights is taken",
         "checkpoint/load.py",
-        "if self.digest not in (None, self.contents.digest):",
+        "if self.known is not None and self.contents is not self.known and not self.may_be_another:",
         "if False:",
         ("tests/checkpoint/test_gone.py",),
     ),
@@ -2681,8 +2730,8 @@ MUTATIONS = [
     Mutation(
         "a further model of an ensemble computes in its own precision, not in the one asked for",
         "serving/trained.py",
-        "open_trained(checkpoint, mesh, device, beside.precision, base=base)",
-        "open_trained(checkpoint, mesh, device, base=base)",
+        "open_trained(checkpoint, mesh, device, beside.precision, base=base, seen=seen)",
+        "open_trained(checkpoint, mesh, device, base=base, seen=seen)",
         ("tests/serving/test_trained.py",),
     ),
     Mutation(
@@ -4264,8 +4313,8 @@ MUTATIONS = [
     Mutation(
         "a dry run sets damaged checkpoints aside",
         "train/loop.py",
-        "            if not dry_run:\n                damaged.look(config, mesh.world, monitor)",
-        "            damaged.look(config, mesh.world, monitor)",
+        "None if dry_run else damaged.look(config, mesh.world, monitor)",
+        "damaged.look(config, mesh.world, monitor)",
         ("tests/train/test_damaged.py",),
     ),
     Mutation(
@@ -4699,8 +4748,8 @@ MUTATIONS = [
     Mutation(
         "a copy in the memory of several machines is loaded without its hashes",
         "checkpoint/load.py",
-        "for name, file in self.contents.files.items()} if self.check_hashes else {}",
-        "for name, file in self.contents.files.items()} if self.check_hashes and self.holders is None else {}",
+        "hashed = plan.storage_data if self.check_hashes else ()",
+        "hashed = plan.storage_data if self.check_hashes and self.holders is None else ()",
         ("tests/checkpoint/test_bad_checkpoints.py",),
     ),
     Mutation(
@@ -6531,8 +6580,8 @@ MUTATIONS = [
     Mutation(
         "a run that was killed before its first save draws no weights",
         "train/newest.py",
-        "newest(checkpoints(Path(config.run.folder))) is None",
-        "not checkpoints(Path(config.run.folder)).is_dir()",
+        "        return newest is None\n",
+        "        return not checkpoints(Path(config.run.folder)).is_dir()\n",
         ("tests/train/test_start.py",),
     ),
     Mutation(
@@ -11640,8 +11689,8 @@ MUTATIONS = [
     Mutation(
         "a run begins on those of its ranks alone that see no checkpoint",
         "train/newest.py",
-        'return bool(all_reduce(torch.tensor(int(mine)), world, "max"))',
-        "return mine",
+        'return bool(all_reduce(torch.tensor(int(on_all_ranks(has_none, world))), world, "max"))',
+        "return on_all_ranks(has_none, world)",
         ("tests/train/test_newest.py",),
     ),
     Mutation(

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -222,10 +223,10 @@ def zeros_like(path: Path) -> list[Shard]:
 
 
 def test_what_is_loaded_is_of_the_manifest_that_the_caller_has_read(finished: Finished) -> None:
-    shards, digest = zeros_like(finished.newest), read_manifest(finished.newest).digest
-    load(finished.newest, shards, digest=digest)
+    shards, manifest = zeros_like(finished.newest), read_manifest(finished.newest)
+    load(finished.newest, shards, known=manifest)
     with pytest.raises(GoneError, match="was replaced while it was read"):
-        load(finished.newest, shards, digest=digest[::-1])
+        load(finished.newest, shards, known=replace(manifest, digest=manifest.digest[::-1]))
 
 
 def test_what_is_loaded_is_of_one_manifest_where_no_hash_tells(

@@ -54,10 +54,10 @@ def test_where_a_base_lies_now_holds_for_all_models_of_an_ensemble_that_have_it(
     )  # fmt: skip
     monkeypatch.setattr(trained, "find", lambda path: path)
     monkeypatch.setattr(trained, "_check_layout", lambda *_: None)
-    monkeypatch.setattr(trained, "open_trained", lambda *_, base: base)
+    monkeypatch.setattr(trained, "open_trained", lambda *_, base, seen: base)
     found = []
     for base in (*bases, None):
         said = (None, SimpleNamespace(model=None), SimpleNamespace(base=base))
-        monkeypatch.setattr(trained, "described", lambda path, said=said: said)
+        monkeypatch.setattr(trained, "described", lambda *_, said=said, **__: said)
         found.append(trained.open_another(tmp_path, Mesh(), beside))
     assert found == [tmp_path, tmp_path, None, None]

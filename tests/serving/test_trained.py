@@ -393,10 +393,10 @@ def test_a_changed_config_in_the_checkpoint(finished: Finished, tmp_path: Path, 
     shutil.copytree(finished.newest, path)
     (path / "config.toml").write_text(content)
     with pytest.raises(CheckpointError, match=r"config.toml is damaged"):
-        trained.open_trained(path, Mesh().tp, CPU)
+        trained.open_trained(path, Mesh(), CPU)
     (path / "config.toml").unlink()
     with pytest.raises(CheckpointError, match=r"config.toml is missing"):
-        trained.open_trained(path, Mesh().tp, CPU)
+        trained.open_trained(path, Mesh(), CPU)
 
 
 def forged(finished: Finished, folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:

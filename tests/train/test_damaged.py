@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from colonnade.checkpoint import manifest
+from colonnade.checkpoint import manifest, names
 from colonnade.checkpoint.names import checkpoints_in
 from colonnade.config.load import load
 from colonnade.config.schema import Config
@@ -216,7 +216,7 @@ def test_a_folder_that_cannot_be_looked_into_is_waited_for_and_refused_in_one_me
     def away(folder: Path) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
 
-    for module in (damaged, manifest):
+    for module in (damaged, names):
         monkeypatch.setattr(module, "checkpoints_in", away)
     with pytest.raises(CheckpointError, match=r"Input/output error: .* Mend the disk or its mount\."):
         damaged.look(load(finished.config), Mesh().world, told)  # type: ignore[arg-type]
@@ -305,7 +305,7 @@ def test_what_the_disk_refuses_of_setting_it_aside_is_raised_on_all_ranks() -> N
 
 def test_all_ranks_wait_where_one_cannot_look(finished: Finished, now: list[float]) -> None:
     """And what another rank sees of damage is nothing to rank 0, which may see another disk."""
-    config, newest = load(finished.config), damaged.newest
+    config, newest = load(finished.config), damaged.newest_in
 
     def told(rank: int, num_ranks: int, error: Exception, times: int) -> list[str]:
         left = [times if rank else 0]
@@ -317,7 +317,7 @@ def test_all_ranks_wait_where_one_cannot_look(finished: Finished, now: list[floa
             return newest(folder)
 
         told = Told()
-        damaged.__dict__.update(newest=fails, TICK=0.01)
+        damaged.__dict__.update(newest_in=fails, TICK=0.01)
         damaged.look(config, build_mesh(Layout(dp=2), rank).world, told)  # type: ignore[arg-type]
         return [line.splitlines()[0] for line in told.said] if rank == 0 else []
 
@@ -338,7 +338,7 @@ def test_what_rank_0_alone_cannot_look_at_is_raised_where_all_read_it(
         asked.append(folder)
         raise error
 
-    monkeypatch.setattr(damaged, "newest", fails)
+    monkeypatch.setattr(damaged, "newest_in", fails)
     monkeypatch.setattr(damaged, "_replaced", lambda *_: pytest.fail("nothing is known to be damaged"))
     damaged.look(load(finished.config), Mesh().world, SimpleNamespace())  # type: ignore[arg-type]
     assert asked == [finished.folder / "checkpoints"], "once, and no exception on this rank alone"

@@ -279,7 +279,7 @@ def test_what_a_machine_lacks_of_a_copy_is_brought_to_it(
             return str(error), []
         return seen, sorted(each.name for each in path.iterdir())
 
-    seen = {"__0_0.distcp": [0], "__1_0.distcp": [0, 1], ".metadata": [0, 1]}
+    seen = {"__0_0.distcp": [0], "__1_0.distcp": [0, 1], ".metadata": [0, 1]}, "manifest"
     there = [sorted([*sizes, MANIFEST]), sorted(["__1_0.distcp", ".metadata", MANIFEST])]
     expected = [(f"Rank 1: {refused}", [])] * 2 if refused else [(seen, there[0]), (seen, there[1])]
     assert run_on_ranks(brought, 2) == expected

@@ -69,7 +69,7 @@ def test_ranks_of_which_one_sees_no_checkpoint_all_say_so(config: Path, finished
 
     def blind(rank: int) -> None:
         if rank == 1:
-            train_newest.__dict__.update(newest=lambda folder: None, _last_saved=lambda path: None)
+            train_newest.__dict__.update(newest_in=lambda folder: None, _last_saved=lambda path: None)
 
     ranks = start("train", config, f"run.folder={run}", "parallel.dp=2", num_ranks=2, first=blind)
     for answer in ranks.answers():

@@ -192,8 +192,8 @@ def test_a_rollback_that_is_killed_goes_on(
         elif moment == "discarded":
             undo.gather_texts = die
         else:
-            undo.recovery.restore = lambda *arguments, real=undo.recovery.restore: (
-                real(*arguments) if arguments[0].step < 9 else die()
+            undo.recovery.restore = lambda *arguments, real=undo.recovery.restore, **more: (
+                real(*arguments, **more) if arguments[0].step < 9 else die()
             )
 
     assert train(config, run, copies, first=killed).status == -signal.SIGKILL

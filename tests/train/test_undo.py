@@ -119,7 +119,7 @@ def test_nothing_is_left_of_the_steps_that_are_undone(settings: Config, monkeypa
     owned = SimpleNamespace(settle=lambda: done.append("settled"), mesh=Mesh())
     state: Any = SimpleNamespace(step=23, base=None, ownership=owned)
 
-    def restore(state: Any, *_: object) -> None:
+    def restore(state: Any, *_: object, **__: object) -> None:
         done.append("restored")
         state.step = 10
 

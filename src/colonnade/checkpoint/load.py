@@ -1,6 +1,6 @@
 """Reading a checkpoint into any layout: each rank reads the parts of the stored shards that its boxes need.
 
-The bytes of every file are checked against the manifest while the tensors are read, each file by one of the ranks.
+Every file is checked against the manifest, by one of the ranks: its size before tensors are read, its bytes beside it.
 All of it runs within `torch.distributed.checkpoint.load`, so that all ranks return or all raise alike.
 """
 
@@ -53,16 +53,16 @@ def load(
     model: Mapping[str, Any] | None = None,
     unread: tuple[str, ...] = (),
     check_hashes: bool = True,
-    digest: str | None = None,
+    known: Manifest | None = None,
 ) -> Manifest:
     """Fill every shard's `data` in place from the checkpoint in folder `path`, and return its manifest.
 
     Every rank of the run calls this with its own shards; layout and dtype may differ from those that wrote. `model`, if
     given, must agree with the checkpoint's metadata["model"]. `unread` has prefixes of tensor names that no rank need
-    want. `digest`: of the manifest that the caller has read. CheckpointError, on all ranks alike, if the checkpoint is
+    want. `known`: the manifest, where the caller has read it. CheckpointError, on all ranks alike, if the checkpoint is
     damaged, foreign, newer, of another model, or replaced while it is read; the contents of `data` are undefined then.
     """
-    reader = _Reader(lambda: path, check_hashes, digest=digest)
+    reader = _Reader(lambda: path, check_hashes, known=known, may_be_another=False)
     _load(reader, _Planner(reader, shards, lambda path, contents: check_model(path, contents, model), unread))
     return reader.contents
 
@@ -76,20 +76,22 @@ def load_found(
     unread: tuple[str, ...] = (),
     lacks: Callable[[Manifest], Collection[str]] = lambda contents: (),
     holders: Mapping[str, Sequence[int]] | None = None,
+    known: Manifest | None = None,
 ) -> tuple[Path, Manifest] | None:
     """Load the checkpoint that `find` finds, on every rank; None on all ranks where there is none to go on from.
 
     As `load`. `find` and `check` may raise CheckpointError, and all ranks do then, before anything is read; so they do
     where they see different checkpoints, or only some see one: a run never goes on from two places. `lacks`: names of
     tensors that the checkpoint may lack; what `data` has of these stays. `holders`: where ranks do not all see the same
-    folder, those that see a file, by its name; `files_needed` says which a rank must see.
+    folder, those that see a file, by its name; `files_needed` says which a rank must see. `known`: a manifest that this
+    rank has read before, perhaps this one's.
     """
 
     def check_all(path: Path, contents: Manifest) -> None:
         check_model(path, contents, model)
         check(path, contents)
 
-    reader = _Reader(find, check_hashes=True, holders=holders)
+    reader = _Reader(find, check_hashes=True, holders=holders, known=known)
     _load(reader, _Planner(reader, shards, check_all, unread, lacks))
     return None if reader.path is None else (reader.path, reader.contents)
 
@@ -251,9 +253,11 @@ class _Reader(StorageReader):
         check_hashes: bool,
         *,
         holders: Mapping[str, Sequence[int]] | None = None,
-        digest: str | None = None,
+        known: Manifest | None = None,
+        may_be_another: bool = True,
     ) -> None:
-        self.find, self.check_hashes, self.holders, self.digest = find, check_hashes, holders, digest
+        self.find, self.check_hashes, self.holders = find, check_hashes, holders
+        self.known, self.may_be_another = known, may_be_another
         self.path: Path | None = None
         """None where `find` has found nothing; `contents` are empty then."""
         self.contents = Manifest(0, {}, {}, {})
@@ -268,17 +272,15 @@ class _Reader(StorageReader):
         self.path = self.find()
         if self.path is None:
             return
-        self.contents = read_manifest(self.path)
-        if self.digest not in (None, self.contents.digest):
+        self.contents = read_manifest(self.path, self.known)
+        if self.known is not None and self.contents is not self.known and not self.may_be_another:
             raise gone(self.path)
-        if is_coordinator and self.holders is None:
-            check_sizes(self.path, self.contents)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        sizes = {name: file.size for name, file in self.contents.files.items()} if self.check_hashes else {}
+        sizes = {name: file.size for name, file in self.contents.files.items()}
         holders = self.holders or dict.fromkeys(sizes, range(len(plans)))
         owner = share_out(sizes, holders, len(plans))
         return [replace(plan, storage_data=[n for n in sizes if owner[n] == rank]) for rank, plan in enumerate(plans)]
@@ -286,7 +288,9 @@ class _Reader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         if self.path is not None:
             with ThreadPoolExecutor(1) as checker:
-                checks = [checker.submit(check_hash, self.path, self.contents, name) for name in plan.storage_data]
+                check_sizes(self.path, self.contents, plan.storage_data)
+                hashed = plan.storage_data if self.check_hashes else ()
+                checks = [checker.submit(check_hash, self.path, self.contents, name) for name in hashed]
                 try:
                     self._read(self.path, plan.items, planner)
                 finally:

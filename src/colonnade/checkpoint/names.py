@@ -28,6 +28,12 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def newest_in(folder: Path) -> Path | None:
+    """The newest checkpoint of a folder by its name, whatever is in it; None where there is none."""
+    found = checkpoints_in(folder)
+    return found[max(found)] if found else None
+
+
 def newest_step(folder: Path) -> int:
     """Of the checkpoints in a folder; 0 for none."""
     return max(checkpoints_in(folder), default=0)

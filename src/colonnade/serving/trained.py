@@ -40,7 +40,7 @@ from colonnade.huggingface.peft import is_peft
 from colonnade.launch.agreement import on_all_ranks
 from colonnade.launch.devices import choose_device
 from colonnade.launch.join import joined
-from colonnade.launch.launch import ask_for_queues, num_local_ranks
+from colonnade.launch.launch import ask_for_queues, num_local_ranks, rank_and_size
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT
@@ -183,7 +183,8 @@ def opened(
     problems = list(device_problems(device, precision))
     if problems:
         raise ConfigError("\n".join(problems))
-    manifest, config, metadata = described(checkpoint)
+    seen = described(checkpoint, looks=rank_and_size()[0] == 0)
+    manifest, config, metadata = seen
     check_given_base(checkpoint, metadata.base, base)
     _check_layout(checkpoint, config.model, tp, pp)
     ask_for_queues()
@@ -192,7 +193,7 @@ def opened(
     used = InUse(checkpoint, size, precision or config.train.precision, tuple(to_take_less))
     with joined(Layout(tp=tp, pp=pp, dp=dp), device, threads) as (mesh, place), within_memory(used, mesh, place):
         checkpoint = as_rank_0(checkpoint, mesh.world)
-        trained = open_trained(checkpoint, mesh, place, precision, base=base)
+        trained = open_trained(checkpoint, mesh, place, precision, base=base, seen=seen)
         if mesh.rank == 0 and (note := unsaid_end(trained.tokenizer, checkpoint, manifest)):
             print(note, file=sys.stderr, flush=True)
         yield trained, mesh
@@ -203,11 +204,12 @@ def open_another(path: Path, mesh: Mesh, beside: Trained) -> Trained:
     beside that; every rank calls this.
     """
     checkpoint = as_rank_0(find(path), mesh.world)
-    _, config, metadata = described(checkpoint)
+    seen = _described_together(checkpoint, mesh.world)
+    _, config, metadata = seen
     _check_layout(checkpoint, config.model, mesh.tp.size, mesh.pp.size)
     both = metadata.base is not None and beside.base is not None and metadata.base.files == beside.base.files
     device, base = next(beside.model.parameters()).device, beside.base_at if both else None
-    return open_trained(checkpoint, mesh, device, beside.precision, base=base)
+    return open_trained(checkpoint, mesh, device, beside.precision, base=base, seen=seen)
 
 
 def _check_layout(checkpoint: Path, model: ModelConfig, tp: int, pp: int) -> None:
@@ -305,12 +307,18 @@ def find(path: Path) -> Path:
 
 
 def open_trained(
-    path: Path, mesh: Mesh, device: torch.device, precision: str | None = None, *, base: Path | None = None
+    path: Path,
+    mesh: Mesh,
+    device: torch.device,
+    precision: str | None = None,
+    *,
+    base: Path | None = None,
+    seen: "Described | None" = None,
 ) -> Trained:
     """Read the model of a checkpoint on any tp × pp ranks, whatever layout it was written under, and beside adapters
-    that of their base.
+    that of their base. `seen`: what a look at a checkpoint, mostly this one, has shown before.
     """
-    manifest, config, metadata = described(path)
+    manifest, config, metadata = _described_together(path, mesh.world, seen)
     vocab_size = metadata.model.vocab_size
     used = precision or config.train.precision
     dtype, sizes = DTYPES[used], slices_of(config, vocab_size, mesh.tp.size)
@@ -324,7 +332,7 @@ def open_trained(
     shards = list(_weights(model, mesh.tp))
     if metadata.base is not None:
         shards = _read_base(path, metadata.base, shards, mesh, base)
-    load(path, shards, model=model_metadata(config.model, vocab_size), unread=(OPTIMIZER,), digest=manifest.digest)
+    load(path, shards, model=model_metadata(config.model, vocab_size), unread=(OPTIMIZER,), known=manifest)
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     inference = Inference([Chunk(chunk, model, ResidentWeights())], model, mesh.pp, ResidentWeights())
     tokenizer = tokenizer_of(path, manifest)
@@ -366,13 +374,23 @@ class Described(NamedTuple):
     metadata: RunMetadata
 
 
-def described(path: Path) -> Described:
+def _described_together(path: Path, ranks: Axis, known: Described | None = None) -> Described:
+    """As `described`, raised on all ranks; the first one looks at the files. Every rank calls this."""
+    return on_all_ranks(lambda: described(path, known, looks=ranks.rank == 0), ranks)
+
+
+def described(path: Path, known: Described | None = None, *, looks: bool = True) -> Described:
     """What the checkpoint in folder `path` is. CheckpointError if its model is not the one whose tensors it holds.
 
     Before memory is taken for it: configuration, metadata and tensors may be a stranger's, but the files are there.
+    `known`: what was seen before, which is given back where the checkpoint is still that one. `looks`: whether this is
+    the rank that looks at all files for the others.
     """
-    manifest = read_manifest(path)
-    check_sizes(path, manifest)
+    manifest = read_manifest(path, None if known is None else known.manifest)
+    if known is not None and manifest is known.manifest:
+        return known
+    if looks:
+        check_sizes(path, manifest)
     config, metadata = config_of(path, manifest), metadata_of(path, manifest)
     check_model(path, manifest, model_metadata(config.model, metadata.model.vocab_size))
     if metadata.base is None and config.model.num_layers > len(manifest.tensors):

@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from colonnade.checkpoint.folders import set_aside_damaged
-from colonnade.checkpoint.manifest import newest, verify
-from colonnade.checkpoint.names import checkpoints_in
+from colonnade.checkpoint.manifest import Manifest, looked_at, verify
+from colonnade.checkpoint.names import checkpoints_in, newest_in
 from colonnade.config.schema import Config
 from colonnade.errors import AWAY, CheckpointError, ColonnadeError, DamagedError, UnreadableError
 from colonnade.launch.agreement import on_all_ranks
@@ -45,46 +45,56 @@ BAD = 300.0  # seconds that a disk refuses what is bad sectors: a storage that f
 AGAIN, OVER = "again", "over"
 
 
-def look(config: Config, world: Axis, monitor: Monitor) -> None:
+def look(config: Config, world: Axis, monitor: Monitor) -> Manifest | None:
     """Set aside newest checkpoints that cannot be whole, and wait for a disk that is away; every rank calls this.
-    CheckpointError, on all of them, where that does not help.
+    CheckpointError, on all of them, where that does not help. What rank 0 has read; the others read nothing yet.
     """
     otherwise = _Otherwise(config, world, monitor)
-    while (error := _fault(config, world)) is not None:
+    while True:
+        error, seen = _fault(config, world)
+        if error is None:
+            return seen
         if not otherwise(error):
             raise error
 
 
-def restored(state: TrainState, config: Config, corpus: Corpus, monitor: Monitor) -> tuple[Path, RunMetadata] | None:
+def restored(
+    state: TrainState, config: Config, corpus: Corpus, monitor: Monitor, known: Manifest | None = None
+) -> tuple[Path, RunMetadata] | None:
     """As `recovery.restore`, from another checkpoint where the newest is damaged."""
     otherwise = _Otherwise(config, state.ownership.mesh.world, monitor)
     while True:
         try:
-            return recovery.restore(state, config, corpus)
+            return recovery.restore(state, config, corpus, known=known)
         except (DamagedError, UnreadableError) as error:
             if not otherwise(error):
                 raise
 
 
-def _fault(config: Config, world: Axis) -> CheckpointError | None:
-    """Why the newest checkpoint cannot be read, on any rank; or what rank 0 sees of damage. The same on all ranks."""
-    seen = [json.loads(text) for text in gather_texts(json.dumps(_seen(config, world.rank)), world)]
+def _fault(config: Config, world: Axis) -> tuple[CheckpointError | None, Manifest | None]:
+    """Why the newest checkpoint cannot be read, on any rank; or what rank 0 sees of damage. The same on all ranks. And
+    what this rank has read of it.
+    """
+    manifest, *mine = _seen(config, world.rank)
+    seen = [json.loads(text) for text in gather_texts(json.dumps(mine), world)]
     kind, text = next((each for each in seen if each[0] == "unreadable"), seen[0])
-    return {"damaged": DamagedError, "unreadable": UnreadableError}[kind](text) if kind else None
+    return {"damaged": DamagedError, "unreadable": UnreadableError}[kind](text) if kind else None, manifest
 
 
-def _seen(config: Config, rank: int) -> tuple[str, str]:
-    """Without reading its tensors."""
+def _seen(config: Config, rank: int) -> tuple[Manifest | None, str, str]:
+    """Without reading its tensors. One rank judges for all: the others see whether the folder is there for them."""
     try:
-        newest(checkpoints(Path(config.run.folder)))
+        newest = newest_in(checkpoints(Path(config.run.folder)))
+        return None if newest is None or rank else looked_at(newest), "", ""
     except DamagedError as error:
-        return "damaged", str(error)
+        return None, "damaged", str(error)
     except OSError as error:
         if error.errno in AWAY:
-            return "unreadable", f"Rank {rank} cannot read the newest checkpoint: {error}. Mend the disk or its mount."
+            said = f"Rank {rank} cannot read the newest checkpoint: {error}. Mend the disk or its mount."
+            return None, "unreadable", said
     except CheckpointError:
         pass  # foreign or newer: whoever reads it says so
-    return "", ""
+    return None, "", ""
 
 
 class _Otherwise:

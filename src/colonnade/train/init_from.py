@@ -18,7 +18,7 @@ from colonnade.architecture.bert import answers_alike, has_output_layer, taken_b
 from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.statement import Weight
 from colonnade.checkpoint.load import load
-from colonnade.checkpoint.manifest import check_sizes, compare_metadata, read_manifest
+from colonnade.checkpoint.manifest import Manifest, compare_metadata, looked_at, read_manifest
 from colonnade.checkpoint.plan import Box, Shard, names_in_words, narrow, overlap, relative
 from colonnade.config.compare import as_now, model_metadata
 from colonnade.config.numbers import counted
@@ -109,18 +109,19 @@ def _without_other_answers(origin: Origin, config: Config, corpus: Corpus) -> Or
 
 def origin_at(path: Path, named_by: str = "train.init_from") -> Origin:
     """The weights that a path has. CheckpointError where there are none, or adapters alone: it says what named them."""
-    return _origin(path, checkpoint_at(path), named_by)
+    return _origin(path, checkpoint_at(path), named_by, looks=True)
 
 
 def origin_together(path: Path, ranks: Axis, named_by: str = "train.init_from") -> Origin:
     """As `origin_at`, the same on all ranks beside a run that goes on; every rank calls this."""
     found = as_rank_0(on_all_ranks(lambda: checkpoint_at(path), ranks), ranks)
-    return on_all_ranks(lambda: _origin(path, found, named_by), ranks)
+    return on_all_ranks(lambda: _origin(path, found, named_by, looks=ranks.rank == 0), ranks)
 
 
-def _origin(path: Path, found: Path | None, named_by: str) -> Origin:
+def _origin(path: Path, found: Path | None, named_by: str, *, looks: bool) -> Origin:
+    """`looks`: whether the files of a checkpoint are looked at, and not its manifest alone."""
     whole = found is None and is_published(path) and not is_peft(path)
-    return _of_published(path) if whole else _of_checkpoint(path, found, named_by)
+    return _of_published(path) if whole else _of_checkpoint(path, found, named_by, looks=looks)
 
 
 def no_weights(path: Path, named_by: str) -> str:
@@ -160,7 +161,7 @@ def fill_base_(state: TrainState) -> None:
     state.ownership.publish()
 
 
-def _of_checkpoint(path: Path, found: Path | None, named_by: str) -> Origin:
+def _of_checkpoint(path: Path, found: Path | None, named_by: str, *, looks: bool) -> Origin:
     if is_peft(path):
         raise CheckpointError(
             f"{named_by} = {str(path)!r} has adapters of PEFT alone. `colonnade convert {path} TARGET --base "
@@ -168,8 +169,7 @@ def _of_checkpoint(path: Path, found: Path | None, named_by: str) -> Origin:
         )
     if found is None:
         raise CheckpointError(no_weights(path, named_by))
-    manifest = read_manifest(found)
-    check_sizes(found, manifest)
+    manifest = looked_at(found) if looks else read_manifest(found)
     metadata = metadata_of(found, manifest)
     if metadata.base is not None:
         raise CheckpointError(
@@ -185,16 +185,16 @@ def _of_checkpoint(path: Path, found: Path | None, named_by: str) -> Origin:
         others=len(manifest.tensors) - len(weights),
         tokenizer=metadata.tokenizer_sha256,
         tokenizer_at=found,
-        fill=partial(_fill_from_checkpoint, found, manifest.digest, tuple(weights)),
+        fill=partial(_fill_from_checkpoint, found, manifest, tuple(weights)),
         published_by=partial(published_at, found, manifest),
         end_by=partial(end_behind, found, manifest),
         labels=metadata.labels,
     )
 
 
-def _fill_from_checkpoint(path: Path, digest: str, weights: tuple[str, ...], shards: Sequence[Shard]) -> None:
+def _fill_from_checkpoint(path: Path, manifest: Manifest, weights: tuple[str, ...], shards: Sequence[Shard]) -> None:
     wanted = {shard.name for shard in shards}
-    load(path, shards, unread=(OPTIMIZER, *(name for name in weights if name not in wanted)), digest=digest)
+    load(path, shards, unread=(OPTIMIZER, *(name for name in weights if name not in wanted)), known=manifest)
 
 
 def _of_published(path: Path) -> Origin:

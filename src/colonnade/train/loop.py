@@ -124,10 +124,9 @@ def main(
         corpus = open_together(config, mesh.world)
         watched = within(config, corpus.vocab_size, mesh, device)
         with watched, closing(_monitor(config, mesh, corpus, device)) as monitor:
-            if not dry_run:
-                damaged.look(config, mesh.world, monitor)
-            decision = settle(config, corpus.vocab_size, mesh.world, device)
-            drawn, products = begins(config, mesh.world), decision.products
+            seen = None if dry_run else damaged.look(config, mesh.world, monitor)
+            decision = settle(config, corpus.vocab_size, mesh.world, device, seen)
+            drawn, products = begins(config, mesh.world, seen), decision.products
             if drawn:
                 check_evaluations(config, corpus.datasets)
                 check_labels(config, corpus, mesh.world)
@@ -147,7 +146,8 @@ def main(
             if has_base and origin is not None:
                 state.base = init_from.based_on(origin, state, mesh.world)
             copies = MemoryCopies(config, mesh, monitor)
-            recovery.resume(state, config, corpus, monitor, copies.restored)
+            recovery.resume(state, config, corpus, monitor, partial(copies.restored, known=seen))
+            del seen  # large
             if origin is not None:
                 (init_from.begin_from if drawn else init_from.read_base)(origin, state, corpus, monitor)
             reference.attach(state, config, corpus, mesh, monitor)

@@ -126,18 +126,20 @@ class MemoryCopies:
 
     # --- after a start ------------------------------------------------------------------------------------------------
 
-    def restored(self, state: TrainState, config: Config, corpus: Corpus) -> tuple[Path, RunMetadata] | None:
+    def restored(
+        self, state: TrainState, config: Config, corpus: Corpus, known: Manifest | None = None
+    ) -> tuple[Path, RunMetadata] | None:
         """As `damaged.restored`, from a copy in memory where that is newer; every rank calls this."""
         if self._machine is not None:
             whole = self._newest(self._machine)
             if whole is not None:
                 path = self._machine.folder / folder_name(whole.step)
                 try:
-                    seen_by = self._brought(self._machine, whole, path, state)
-                    return recovery.restore(state, config, corpus, path, seen_by)
+                    seen_by, contents = self._brought(self._machine, whole, path, state)
+                    return recovery.restore(state, config, corpus, path, seen_by, contents)
                 except CheckpointError as error:
                     self._pass_over(path, str(error))
-        return damaged.restored(state, config, corpus, self._monitor)
+        return damaged.restored(state, config, corpus, self._monitor, known)
 
     def _newest(self, machine: Machine) -> Whole | None:
         """The newest copy that can be read, of this run, newer than the disk; the same on all ranks."""
@@ -170,10 +172,14 @@ class MemoryCopies:
                 return {step: _held_in(path) for step, path in checkpoints_in(folder).items()}
         return {}
 
-    def _brought(self, machine: Machine, whole: Whole, path: Path, state: TrainState) -> dict[str, list[int]] | None:
-        """Bring what this machine needs of a copy to it; which ranks then see each file. None where all see all."""
+    def _brought(
+        self, machine: Machine, whole: Whole, path: Path, state: TrainState
+    ) -> tuple[dict[str, list[int]] | None, Manifest | None]:
+        """Bring what this machine needs of a copy to it; which ranks then see each file, and its manifest. None where
+        all see all.
+        """
         if machine.is_shared:
-            return None
+            return None, None
         world, source = self._mesh.world, machine.machines[whole.manifests[0]][0]
         text = self._manifest(path, source, machine)
         lacks_it = machine.is_first and machine.number not in whole.manifests
@@ -184,7 +190,7 @@ class MemoryCopies:
         needed = [{name for rank in ranks for name in json.loads(mine[rank])} for ranks in machine.machines]
         sent = to_those_that_lack(whole, needed, machine.machines)
         self._agree(lambda: _refused(exchange(sent, path, world.rank, machine.group)))
-        return holders(whole, sent, machine.machines)
+        return holders(whole, sent, machine.machines), contents[0]
 
     def _pass_over(self, path: Path, problem: str) -> None:
         """Say that a copy cannot be used, and remove it."""

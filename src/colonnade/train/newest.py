@@ -1,4 +1,6 @@
-"""Which checkpoint of a run is its newest, and whether it has one at all, or of a step."""
+"""Which checkpoint of a run is its newest, and whether it has one at all, or of a step. By names, unless more is said:
+who reads a checkpoint says whether it is whole.
+"""
 
 import os
 from pathlib import Path
@@ -6,8 +8,8 @@ from typing import TypeVar
 
 import torch
 
-from colonnade.checkpoint.manifest import newest
-from colonnade.checkpoint.names import MANIFEST, checkpoints_in
+from colonnade.checkpoint.manifest import Manifest, looked_at
+from colonnade.checkpoint.names import MANIFEST, checkpoints_in, newest_in
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError
 from colonnade.launch.agreement import on_all_ranks
@@ -31,7 +33,7 @@ def checkpoint_at(path: Path) -> Path | None:
     if os.path.lexists(path / MANIFEST):
         return path
     folders = [folder for folder in (checkpoints(path), path) if folder.is_dir()]
-    return next((found for folder in folders if (found := newest(folder)) is not None), None)
+    return next((found for folder in folders if (found := newest_in(folder)) is not None), None)
 
 
 def as_rank_0(found: Found, ranks: Axis) -> Found:
@@ -46,12 +48,19 @@ def as_rank_0(found: Found, ranks: Axis) -> Found:
     return theirs if os.path.lexists(theirs / MANIFEST) else found
 
 
-def begins(config: Config, world: Axis) -> bool:
+def begins(config: Config, world: Axis, known: Manifest | None = None) -> bool:
     """Whether the run has no checkpoint to go on from, as far as any rank sees: then it needs initial weights. The same
-    on all ranks; every rank calls this.
+    on all ranks; every rank calls this. CheckpointError on all where rank 0, unless that has read it (`known`), sees
+    that it cannot be gone on from.
     """
-    mine = on_all_ranks(lambda: newest(checkpoints(Path(config.run.folder))) is None, world)
-    return bool(all_reduce(torch.tensor(int(mine)), world, "max"))
+
+    def has_none() -> bool:
+        newest = newest_in(checkpoints(Path(config.run.folder)))
+        if newest is not None and world.rank == 0 and known is None:
+            looked_at(newest)
+        return newest is None
+
+    return bool(all_reduce(torch.tensor(int(on_all_ranks(has_none, world))), world, "max"))
 
 
 def is_saved(config: Config, step: int, world: Axis) -> bool:
@@ -62,7 +71,7 @@ def is_saved(config: Config, step: int, world: Axis) -> bool:
 
 def find(run: Path) -> Path | None:
     """The newest checkpoint of a run's folder; None only if the run has never saved one."""
-    path = newest(checkpoints(run))
+    path = newest_in(checkpoints(run))
     last_saved = None if path is not None else _last_saved(run / "events.jsonl")
     if last_saved is not None:
         raise CheckpointError(

@@ -22,7 +22,8 @@ import torch
 
 from colonnade import gpu_kernels
 from colonnade.architecture.families import architecture_of
-from colonnade.checkpoint.manifest import newest, read_manifest
+from colonnade.checkpoint.manifest import Manifest, read_manifest
+from colonnade.checkpoint.names import newest_in
 from colonnade.checkpoint.schema import clip
 from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
@@ -120,13 +121,17 @@ WHY: Mapping[str, str] = MappingProxyType(
 )
 
 
-def settle(config: Config, vocab_size: int, world: Axis, device: torch.device) -> Decision:
-    """Decide; every rank calls this. ConfigError on all of them where train.products asks for what is not exact."""
+def settle(
+    config: Config, vocab_size: int, world: Axis, device: torch.device, known: Manifest | None = None
+) -> Decision:
+    """Decide; every rank calls this. ConfigError on all of them where train.products asks for what is not exact.
+    `known`: what rank 0 has read of the newest checkpoint.
+    """
     train = config.train
     if device.type == "cuda" or train.precision == "fp64":
         notes = *_without_effect(train.products, device, train.precision), *_without_kernels(device, world)
         return Decision(train.precision, None, notes=notes)
-    ranks, before = _ranks(train.precision, world), _before(config, world)
+    ranks, before = _ranks(train.precision, world), _before(config, world, known)
     if train.products != "auto":
         lacking = _prepare(world, ranks) if train.products == "compiled" else ""
         by_all = on_all_ranks(lambda: by_hand(train.products, train.precision, lacking), world)
@@ -292,18 +297,18 @@ class _Before(NamedTuple):
     metadata: ProductMetadata | None = None
 
 
-def _before(config: Config, world: Axis) -> _Before:
+def _before(config: Config, world: Axis, known: Manifest | None) -> _Before:
     """As rank 0 reads it: a faulty checkpoint is the business of who resumes."""
-    found = _read(Path(config.run.folder)) if world.rank == 0 else _Before(False)
+    found = _read(Path(config.run.folder), known) if world.rank == 0 else _Before(False)
     mine = [found.exists, None if found.metadata is None else found.metadata.model_dump()]
     exists, metadata = json.loads(broadcast_text(json.dumps(mine), world))
     return _Before(exists, None if metadata is None else ProductMetadata.model_validate(metadata))
 
 
-def _read(run: Path) -> _Before:
+def _read(run: Path, known: Manifest | None) -> _Before:
     try:
-        path = newest(checkpoints(run))
-        return _Before(False) if path is None else _Before(True, metadata_of(path, read_manifest(path)).products)
+        path = newest_in(checkpoints(run))
+        return _Before(False) if path is None else _Before(True, metadata_of(path, read_manifest(path, known)).products)
     except (ColonnadeError, OSError):
         return _Before(False)
 

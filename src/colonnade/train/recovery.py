@@ -68,9 +68,7 @@ def shards_of(state: TrainState, *, base: bool = False) -> list[Shard]:
     found: list[Shard] = []
     for bucket, kept in zip(state.buckets, state.optimizer_state, strict=True):
         flats = {"": bucket.master, **{f"{OPTIMIZER}{name}.": flat for name, flat in kept.items()}}
-        for local in bucket.local_ranges():
-            if local.name in elsewhere:
-                continue
+        for local in (each for each in bucket.local_ranges() if each.name not in elsewhere):
             for prefix, flat in flats.items():
                 found += shards_within(prefix + local.name, local.placement, flat[local.at], local.first)
     return found
@@ -380,9 +378,10 @@ def restore(
     corpus: Corpus,
     path: Path | None = None,
     holders: Mapping[str, Sequence[int]] | None = None,
+    known: Manifest | None = None,
 ) -> tuple[Path, RunMetadata] | None:
     """Put `state` to where the run's newest checkpoint is, or `path`; which that was, if any. All ranks call this.
-    `config` may have changes of its own, those of `state`. `holders`: see `load_found`. Moments it lacks are zero."""
+    `config` may have changes of its own, those of `state`. `holders`, `known`: `load_found`. Moments it lacks: zero."""
     run, began = Path(config.run.folder), as_it_began(config, state.changes)
     _clear_moments_(state)
     found = load_found(
@@ -393,6 +392,7 @@ def restore(
         unread=(OPTIMIZER,),  # of weights that are frozen now
         lacks=partial(_lacks, state),
         holders=holders,
+        known=known,
     )
     if found is None:
         return None
