@@ -12231,7 +12231,7 @@ MUTATIONS = [
     Mutation(
         "a run begins from another checkpoint than it has looked at",
         "train/init_from.py",
-        "(OPTIMIZER, *(name for name in weights if name not in wanted)), digest=digest)",
+        "(OPTIMIZER, *(name for name in weights if name not in wanted)), known=manifest)",
         "(OPTIMIZER, *(name for name in weights if name not in wanted)))",
         ("tests/checkpoint/test_gone.py",),
     ),

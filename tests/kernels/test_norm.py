@@ -73,8 +73,9 @@ class ByHand:
         assert num_warps & (num_warps - 1) == 0 and 1 <= BLOCK / 32 / num_warps <= 16, "elements of a thread"
         g, scales = grad.view(rows, h).float(), scale.view(rows, 1)
         normed = (x.view(rows, h).float() - (mean.view(rows, 1) if CENTRED else 0.0)) * scales
+        scaled = g * normed
         for first in range(PROGRAMS):
-            sums[first, 0] = (g * normed)[first::PROGRAMS].sum(0)
+            sums[first, 0] = scaled[first::PROGRAMS].sum(0)
             sums[first, 1] = g[first::PROGRAMS].sum(0)
         g = g * weight.float()
         d = g - normed * (g * normed).mean(1, keepdim=True) - (g.mean(1, keepdim=True) if CENTRED else 0.0)

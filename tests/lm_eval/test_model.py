@@ -94,6 +94,7 @@ def test_the_harness_knows_it() -> None:
     assert get_model("colonnade") is ColonnadeLM
 
 
+@pytest.mark.slow
 def test_the_harness_own_models_stay() -> None:
     """In a process of its own: in this one they are imported already."""
     program = "import colonnade.lm_eval.model; from lm_eval.api.registry import get_model; print(get_model('dummy'))"

@@ -40,6 +40,7 @@ from colonnade.planner.search_report import as_json, as_text, layout_in_words, r
 from colonnade.planner.unit_times import unit_costs
 from tests.parity.runs import Case, Way, configured
 from tests.planner.once import units_timed_once
+from tests.slow import first_fast
 
 A100 = hardware("a100-80gb")
 TIMED: dict[Any, Any] = {}
@@ -405,7 +406,7 @@ def test_what_is_not_looked_at_is_as_usual_whatever_the_configuration_has() -> N
     assert found and all({key: getattr(each, key) for key in keys} == keys for each in found)
 
 
-@pytest.mark.parametrize("key", ["parallel.recompute", "parallel.recompute_every"])
+@pytest.mark.parametrize("key", first_fast(["parallel.recompute", "parallel.recompute_every"]))
 def test_groups_of_layers_that_are_computed_again_are_kept_with_it(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     """Or for themselves. Without, each layer is one."""
     monkeypatch.setattr(Composer, "compose", lambda *_: (1.0, 10, {}))

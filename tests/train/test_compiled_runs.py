@@ -14,12 +14,13 @@ from colonnade.train.step import train_step
 from tests.commands import here
 from tests.parity.runs import CPU, SERIAL, Case, configured, microbatches
 from tests.runs import assert_same_end, metrics
+from tests.slow import first_fast
 
 SIXTEEN = Products(bf16=Kernels("native", "native", "compiled"), fp16=Kernels("native", "native", "compiled"))
 
 
 @pytest.mark.usefixtures("loaded")
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("precision", first_fast(["bf16", "fp32"]))
 def test_a_run_by_compiled_kernels_learns_as_by_others_and_goes_on_with_the_same_bits(
     precision: str, config: Path, tmp_path: Path
 ) -> None:

@@ -830,6 +830,7 @@ def wait_for_step(run: Path, step: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_what_is_written_into_the_file_of_a_run_is_not_for_its_ranks(config: Path, tmp_path: Path) -> None:
     """The next experiment is prepared in the same file while this one goes on, and then a rank is lost."""
     run = tmp_path / "run"
@@ -844,6 +845,7 @@ def test_what_is_written_into_the_file_of_a_run_is_not_for_its_ranks(config: Pat
     assert (status, names(run).count("restart")) == (UNFINISHED, 1), (run.parent / "said").read_text()
 
 
+@pytest.mark.slow
 def test_ranks_have_a_file_that_can_be_read_once(config: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "colonnade", "train", "/dev/stdin", "parallel.dp=2", "train.steps=2"]
     more = {"input": config.read_text(), "capture_output": True, "timeout": 120.0}
