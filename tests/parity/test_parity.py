@@ -35,9 +35,7 @@ ALONE: list[Job] = [
     (Case(block="window", position="alibi"), Way(tp=2, dp=2, zero=2, micro_batch_size=2)),
     (Case(block="neox", documents="separate"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
     (Case(block="bert"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
-    (Case(block="labels"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
     (Case(block="scores", norm_position="post", embedding_norm=True), Way(dp=2, zero=3, micro_batch_size=2)),
-    (Case(block="t5"), Way(tp=2, micro_batch_size=4)),
     (Case(block="t5"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
     (Case(block="t5 relu"), Way(pp=2, micro_batch_size=2)),
     (
@@ -57,6 +55,22 @@ HEADS: list[Job] = [
 ]
 """Heads for fine-tuning, each on one layout; the others of these are slow."""
 MORE: list[Job] = [
+    (
+        Case(optimizer="lamb", num_layers=4),
+        Way(
+            tp=2,
+            pp=2,
+            dp=2,
+            micro_batch_size=1,
+            schedule="interleaved",
+            virtual_stages=2,
+            sequence_parallel=True,
+            zero=2,
+            recompute="full",
+        ),
+    ),
+    (Case(block="t5"), Way(tp=2, micro_batch_size=4)),
+    (Case(block="labels"), Way(tp=2, sequence_parallel=True, micro_batch_size=4)),
     (Case(vocab_size=2_100), Way(tp=2, micro_batch_size=4, chunk_logits=20_000)),  # 1,050 rows a rank: 1,152, in tiles
     (Case(block="grouped", documents="separate"), Way(tp=4, micro_batch_size=4)),
     (Case(block="neox"), Way(pp=2, dp=2, zero=3, micro_batch_size=2, recompute="full")),
@@ -98,24 +112,7 @@ MORE: list[Job] = [
 ]
 """More of what is above, and every head on every axis: slow."""
 TOGETHER: list[Job] = [
-    (
-        Case(),
-        Way(tp=2, pp=2, dp=2, micro_batch_size=1, schedule="zero_bubble", sequence_parallel=True, zero=3),
-    ),
-    (
-        Case(optimizer="lamb", num_layers=4),
-        Way(
-            tp=2,
-            pp=2,
-            dp=2,
-            micro_batch_size=1,
-            schedule="interleaved",
-            virtual_stages=2,
-            sequence_parallel=True,
-            zero=2,
-            recompute="full",
-        ),
-    ),
+    (Case(), Way(tp=2, pp=2, dp=2, micro_batch_size=1, schedule="zero_bubble", sequence_parallel=True, zero=3)),
 ]
 HANDFUL = [job(combination) for combination in handful()]
 COVERING = [job(combination) for combination in covering() if combination not in handful()]

@@ -63,7 +63,7 @@ PAIRS = [
 QUICK_PAIRS = {("bf16", "serial"), ("bf16", "tp2 sequence parallel"), ("bf16", "dp2 zero2"), ("fp16", "serial")} | {
     ("bf16 fp32_residual", "pp2"),
     ("bf16 fp32_residual", "serial"),
-    ("fp16", "BLOOM's"),
+    ("fp16", "dp2 zero3"),
 }
 """Each number format, each axis, and what a layout is compared with: the others are slow."""
 
