@@ -12347,6 +12347,13 @@ MUTATIONS = [
         "            pass\n",
         ("tests/checkpoint/test_gone.py",),
     ),
+    Mutation(
+        "a job on one of several clusters has the cluster's name behind its number",
+        "corpus/slurm.py",
+        'said.split()[-1].partition(";")[0]',
+        "said.split()[-1]",
+        ("tests/corpus/test_slurm.py",),
+    ),
 ]
 
 

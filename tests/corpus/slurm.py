@@ -16,7 +16,10 @@ n=$(ls {folder} | grep -c arguments)
 if [ $n = {refused} ]; then echo "sbatch: error: invalid" >&2; exit 3; fi
 cp "${{@: -1}}" {folder}/$((1000 + n)).script
 echo "$@" > {folder}/$((1000 + n)).arguments
-echo Submitted batch job $((1000 + n))
+case " $* " in
+  *" --parsable "*) echo $((1000 + n))"${{SLURM_CLUSTERS:+;$SLURM_CLUSTERS}}" ;;
+  *) echo Submitted batch job $((1000 + n))"${{SLURM_CLUSTERS:+ on cluster $SLURM_CLUSTERS}}" ;;
+esac
 """
 
 

@@ -74,6 +74,17 @@ def test_a_stage_waits_for_all_arrays_of_the_one_before(tmp_path: Path, cluster:
     assert "--qos" not in cluster.script(by_stage["documents"][0]), "a cluster need not have one"
 
 
+def test_a_job_has_its_number_also_where_slurm_names_the_cluster_behind_it(
+    tmp_path: Path, cluster: Cluster, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CLUSTERS", "c1")
+    start(corpus, tmp_path / "out")
+    jobs = cluster.submitted()
+    assert json.loads((tmp_path / "out" / "state" / "jobs.json").read_text()) == jobs
+    by_stage = stages(cluster, jobs)
+    assert all(cluster.waits_for(job) == by_stage["documents"] for job in by_stage["match"])
+
+
 def test_a_folder_with_a_space_is_one_path_to_slurm_and_to_the_shell(
     tmp_path: Path, cluster: Cluster, corpus: Path
 ) -> None:
@@ -145,7 +156,7 @@ def test_a_job_is_written_down_before_the_next_one_is_submitted(tmp_path: Path, 
     cluster.command(
         "sbatch",
         f"#!/bin/bash\nn=$(wc -l < {known})\ncat {tmp_path}/out/state/jobs.json >> {known}\necho >> {known}\n"
-        "echo Submitted batch job $((1000 + n))\n",
+        "echo $((1000 + n))\n",
     )
     start(corpus, tmp_path / "out")
     jobs = [str(1000 + number) for number in range(11)]

@@ -49,13 +49,18 @@ class SlurmExecutor(SlurmPipelineExecutor):
         script = f"srun -l -n 1 launch_pickled_pipeline {pickled}"
         for offset in range(math.ceil(len(missing) / self.max_array_size)):
             size = min(self.max_array_size, len(missing) - offset * self.max_array_size)
-            arguments = [f"--export=ALL,RUN_OFFSET={offset}", "--kill-on-invalid-dep=yes"]
+            arguments = [f"--export=ALL,RUN_OFFSET={offset}", "--kill-on-invalid-dep=yes", "--parsable"]
             if self.after:
                 arguments.append(f"--dependency=afterok:{':'.join(self.after)}")
             # sbatch takes quotes as a shell does
             options = {name: value and shlex.quote(str(value)) for name, value in self.get_sbatch_args(size).items()}
             content = self.get_launch_file_contents(options, script)
-            yield launch_slurm_job(content, self.job_id_retriever, *arguments)
+            yield launch_slurm_job(content, _number, *arguments)
+
+
+def _number(said: str) -> str:
+    """Of a job, in what `sbatch --parsable` says: NUMBER, or NUMBER;CLUSTER where there are several clusters."""
+    return said.split()[-1].partition(";")[0]
 
 
 def _dump(executor: Any, stream: Any) -> None:
