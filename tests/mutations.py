@@ -12354,6 +12354,13 @@ MUTATIONS = [
         "said.split()[-1]",
         ("tests/corpus/test_slurm.py",),
     ),
+    Mutation(
+        "a rank that cannot connect does not say which setting chooses the network",
+        "launch/launch.py",
+        "        with explained():\n            dist.init_process_group(",
+        "        if True:\n            dist.init_process_group(",
+        ("tests/launch/test_reach.py",),
+    ),
 ]
 
 

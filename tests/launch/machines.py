@@ -84,11 +84,16 @@ class Network:
         """Of the machine that is started next."""
         return f"machine-{len(self._machines) + 1}"
 
-    def start(self, *command: object, more: Mapping[str, str]) -> Machine:
-        """A new machine that runs `command`, with `more` in its environment."""
+    def start(self, *command: object, more: Mapping[str, str], itself: str | None = None) -> Machine:
+        """A new machine that runs `command`, with `more` in its environment. `itself`: the address that its name leads
+        to there; None: that which it has for the others.
+        """
         number, name = len(self._machines) + 1, self.next_name
-        said = self._folder / f"{name}.log"
-        begin = ["sh", "-c", BEGIN, "sh", name, _address(number), str(self._hosts)]
+        said, hosts = self._folder / f"{name}.log", self._hosts
+        if itself is not None:
+            hosts = self._folder / f"{name}.hosts"
+            hosts.write_text(self._hosts.read_text().replace(f"{_address(number)} {name}", f"{itself} {name}"))
+        begin = ["sh", "-c", BEGIN, "sh", name, _address(number), str(hosts)]
         with said.open("w") as file:
             process = subprocess.Popen(
                 [*TIED, "unshare", *OWN, *begin, *map(str, command)],

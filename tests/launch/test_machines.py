@@ -36,6 +36,29 @@ def started(network: Network, config: Path, run: Path, first: Machine | None = N
     return network.start(*words, config, *KEYS, f"run.folder={run}", more=more)
 
 
+@pytest.mark.slow
+def test_machines_whose_names_lead_to_themselves_are_told_what_to_set(
+    config: Path, tmp_path: Path, network: Network
+) -> None:
+    """As the installers of Debian and Ubuntu have it. With the interface, it trains."""
+
+    def both(name: str, **more: str) -> list[Machine]:
+        at = network.next_name
+        words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=0"]
+        words += ["--rdzv-backend=c10d", "--rdzv-id=books", f"--rdzv-endpoint={at}:29500", "-m", "colonnade", "train"]
+        words += [str(config), "parallel.dp=2", "train.steps=2", f"run.folder={tmp_path / name}"]
+        return [network.start(*words, more=more, itself="127.0.1.1") for _ in range(2)]
+
+    lost, end = both("lost"), time.monotonic() + LIMIT
+    while all(each.process.poll() is None for each in lost):
+        assert time.monotonic() < end, [each.said for each in lost]
+        time.sleep(0.1)
+    told = "".join(each.said for each in lost)
+    assert "offered the address 127.0.1.1" in told and "Set GLOO_SOCKET_IFNAME on every machine" in told, told
+    await_end(*both("found", GLOO_SOCKET_IFNAME="eth0"))
+    assert len(metrics(tmp_path / "found")) == 2
+
+
 def await_end(*them: Machine) -> None:
     assert [each.process.wait(LIMIT) for each in them] == [0, 0], [each.said for each in them]
 

@@ -38,6 +38,7 @@ from colonnade.launch.board import Board, FolderBoard, StoreBoard, note, note_of
 from colonnade.launch.devices import check_threads, choose_device
 from colonnade.launch.elastic import is_shared, store_of_group, store_of_start
 from colonnade.launch.freed_memory import keep_freed_memory
+from colonnade.launch.reach import explained
 from colonnade.launch.supervisor import At, Ended, Failure, Supervisor
 
 if TYPE_CHECKING:
@@ -170,15 +171,10 @@ def connect(
                 "WORLD_SIZE."
             )
         store = store_of_group(rank, size, timeout, new=True) if is_shared() else None
-        method = f"file://{folder}/rendezvous" if folder else "env://"
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo",
-            init_method=method if store is None else None,
-            store=store,
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=timeout),
-        )
+        method = None if store is not None else f"file://{folder}/rendezvous" if folder else "env://"
+        backend, limit = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo", timedelta(seconds=timeout)
+        with explained():
+            dist.init_process_group(backend, init_method=method, store=store, rank=rank, world_size=size, timeout=limit)
     return place
 
 
