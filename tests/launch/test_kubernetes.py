@@ -30,3 +30,10 @@ def test_pods_are_machines_and_find_the_first(documents: list[dict[str, Any]]) -
     assert f"--nproc-per-node={pod['containers'][0]['resources']['limits']['nvidia.com/gpu']}" in command
     assert pod["subdomain"] == service["metadata"]["name"]
     assert f"--rdzv-endpoint={job['metadata']['name']}-0.{pod['subdomain']}:29500" in command
+
+
+def test_a_pod_that_is_made_anew_may_join_the_others(documents: list[dict[str, Any]]) -> None:
+    """As tests/launch/test_machines.py has it of a machine in the place of a lost one."""
+    _, job = documents
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in container["env"]
