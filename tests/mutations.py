@@ -12361,6 +12361,13 @@ MUTATIONS = [
         "        if True:\n            dist.init_process_group(",
         ("tests/launch/test_reach.py",),
     ),
+    Mutation(
+        "the last stage of an array ends well though the run is unfinished",
+        "launch/slurm.py",
+        '[ "$SLURM_ARRAY_TASK_ID" = "$SLURM_ARRAY_TASK_MAX" ] || exit 0',
+        "exit 0",
+        ("tests/launch/test_slurm.py",),
+    ),
 ]
 
 

@@ -220,6 +220,7 @@ def test_the_command(config: Path, tmp_path: Path) -> None:
 
 PREEMPTED = "JobState=RUNNING Reason=None PreemptTime=2026-11-29T17:38:45"
 ONE_RANK = Job(1, 1, "60", gpus=False)
+STAGES = Job(1, 1, "60", gpus=False, array="1-2")
 ASKED_TO_LEAVE = r"""
 until [ -e "$RUN/leave" ]; do
   kill -USR1 $PPID  # the script, as Slurm does before the time is over; bash may miss one just before it waits
@@ -269,7 +270,16 @@ def test_a_job_that_is_preempted_before_its_first_step_comes_back(config: Path, 
 
 def test_the_last_stage_is_judged_by_itself(config: Path, tmp_path: Path) -> None:
     """Its own number stands for all stages, of which another may have been preempted."""
-    assert ended(config, tmp_path, "exit 1", job=Job(1, 1, "60", gpus=False, array="1-2")) == (1, False)
+    assert ended(config, tmp_path, "exit 1", job=STAGES) == (1, False)
+
+
+@pytest.mark.parametrize(("last", "status"), [(2, 99), (4, 0)])
+def test_only_a_stage_that_another_follows_has_ended_well_where_the_run_has_not(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, status: int
+) -> None:
+    """Whoever waits for the array with `afterok` waits for the run."""
+    monkeypatch.setenv("SLURM_ARRAY_TASK_MAX", str(last))
+    assert ended(config, tmp_path, ASKED_TO_LEAVE, job=STAGES) == (status, False)
 
 
 def test_a_step_has_the_cores_that_its_job_was_given(config: Path, tmp_path: Path) -> None:

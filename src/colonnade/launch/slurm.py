@@ -172,7 +172,7 @@ def _values(config: Config, job: Job, arguments: Sequence[str], python: str) -> 
 _JOB = '"$SLURM_JOB_ID"'
 _STAGE = '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'  # the last stage's own number would stand for all of them
 _REQUEUE = 'scontrol requeue "$SLURM_JOB_ID"'
-_NEXT_STAGE = "exit 0  # the next stage of the array goes on"
+_NEXT_STAGE = '[ "$SLURM_ARRAY_TASK_ID" = "$SLURM_ARRAY_TASK_MAX" ] || exit 0  # the next stage of the array goes on'
 _BODY = r"""run={run}
 python=${{PYTHON:-{python}}}
 mkdir -p "$run"
