@@ -12368,6 +12368,13 @@ MUTATIONS = [
         "exit 0",
         ("tests/launch/test_slurm.py",),
     ),
+    Mutation(
+        "ranks of a Slurm job have as many threads as their machine has cores",
+        "launch/slurm.py",
+        '"" if config.train.threads else _THREADS.format(ranks=job.ranks_per_node)',
+        '""',
+        ("tests/launch/test_slurm.py",),
+    ),
 ]
 
 

@@ -6,6 +6,7 @@ import shlex
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -288,12 +289,35 @@ def test_a_step_has_the_cores_that_its_job_was_given(config: Path, tmp_path: Pat
     assert (tmp_path / "asked").read_text() == "--cpus-per-task=3\n"
 
 
+@pytest.mark.parametrize(
+    ("ranks", "chosen", "openmp", "told"),
+    [
+        (1, 0, "", "train.threads=3"),
+        (2, 0, "", "train.threads=1"),
+        (4, 0, "", "train.threads=0"),
+        (1, 2, "", "train.threads=2"),
+        (1, 0, "8", "train.threads=0"),
+    ],
+)
+def test_ranks_share_the_cores_that_the_job_was_given(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, chosen: int, openmp: str, told: str
+) -> None:
+    """Not those of the machine, all of which a step of Slurm may use by default. What somebody has chosen stays."""
+    monkeypatch.setenv("OMP_NUM_THREADS", openmp)
+    keys = [f"train.threads={chosen}", "train.micro_batch_size=1", f"parallel.dp={ranks}"]
+    ended(config, tmp_path, f'echo "$@" > {tmp_path}/asked', job=Job(1, ranks, "60", gpus=False), keys=keys)
+    words = (tmp_path / "asked").read_text().split()
+    given = [*keys, *(word for word in words if word.startswith("train.threads="))]
+    assert f"train.threads={load(config, given).train.threads}" == told
+
+
 def ended(
     config: Path,
     tmp_path: Path,
     srun: str,
     said: str = "JobState=RUNNING Reason=None",
     job: Job = ONE_RANK,
+    keys: Sequence[str] = (),
 ) -> tuple[int, bool]:
     """(exit status of the script, whether its job is queued again), with such an srun and a job that Slurm shows so."""
     run, programs = tmp_path / "run", tmp_path / "bin"
@@ -310,7 +334,7 @@ def ended(
     for name, body in (("srun", srun), ("scontrol", f'[ "$1" = requeue ] && echo "$2" >> {queued}; {shown}')):
         (programs / name).write_text(f"#!/bin/bash\n{body}\n")
         (programs / name).chmod(stat.S_IRWXU)
-    text = script(load(config, [f"run.folder={run}"]), job, [str(config)], sys.executable)
+    text = script(load(config, [f"run.folder={run}", *keys]), job, [str(config)], sys.executable)
     variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NUM_NODES": "1", "RUN": str(run)}
     variables |= {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURM_CPUS_PER_TASK": "3"}
     path = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}

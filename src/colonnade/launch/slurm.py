@@ -157,18 +157,21 @@ def _directives(job: Job) -> Iterator[str]:
 
 
 def _values(config: Config, job: Job, arguments: Sequence[str], python: str) -> dict[str, object]:
+    threads = "" if config.train.threads else _THREADS.format(ranks=job.ranks_per_node)
     return {
         "run": shlex.quote(config.run.folder),
         "python": shlex.quote(python),
         "ranks": job.ranks_per_node,
         "restarts": config.restarts.limit,
-        "train": shlex.join(["train", *arguments]),
+        "train": shlex.join(["train", *arguments]) + threads,
         "unfinished": UNFINISHED,
         "again": _NEXT_STAGE if job.array else _REQUEUE,
         "itself": _STAGE if job.array else _JOB,
     }
 
 
+# By default a step of Slurm may run on all cores of its machine, so that the ranks take them for theirs.
+_THREADS = ' $([ "$OMP_NUM_THREADS" ] || echo "train.threads=$((SLURM_CPUS_PER_TASK / {ranks}))")'
 _JOB = '"$SLURM_JOB_ID"'
 _STAGE = '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'  # the last stage's own number would stand for all of them
 _REQUEUE = 'scontrol requeue "$SLURM_JOB_ID"'
