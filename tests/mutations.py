@@ -12375,6 +12375,20 @@ MUTATIONS = [
         '""',
         ("tests/launch/test_slurm.py",),
     ),
+    Mutation(
+        "a run that has ended waits for a store that is gone to tell idle ranks, of which there are none",
+        "launch/launch.py",
+        "    if num_idle := int(os.environ.get(STARTED, size)) - size:\n",
+        "    if (num_idle := int(os.environ.get(STARTED, size)) - size) >= 0:\n",
+        ("tests/launch/test_environment.py",),
+    ),
+    Mutation(
+        "a run that has ended fails where the store is gone in which it would tell idle ranks",
+        "launch/launch.py",
+        "        with suppress(DistError):\n            idle.tell(",
+        "        with suppress():\n            idle.tell(",
+        ("tests/launch/test_environment.py",),
+    ),
 ]
 
 

@@ -1,6 +1,7 @@
 """What a process learns of its place from its environment."""
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -47,14 +48,29 @@ def test_a_rank_of_torchrun(environment: pytest.MonkeyPatch, rank: int) -> None:
 def test_of_the_ranks_of_a_machine_those_count_that_are_at_work(environment: pytest.MonkeyPatch, rank: int) -> None:
     """All 4 of the first, 2 of the second, whichever of them asks."""
     idle = list[int]()
-    environment.setattr(launch, "_store", lambda: None)
+    environment.setattr(launch, "store_of_start", lambda *_: None)
     environment.setattr(launch.idle, "tell", lambda store, num_idle: idle.append(num_idle))
     put(environment, RANK=rank, WORLD_SIZE=8, LOCAL_RANK=rank % 4, LOCAL_WORLD_SIZE=4)
     launch.tell_idle()
     assert launch.use_first(6)
     assert launch.rank_and_size() == (rank, 6) and launch.neighbours() == (range(4) if rank < 4 else range(4, 6))
     launch.tell_idle()
-    assert idle == [0, 2], "those that are told of the end"
+    assert idle == [2], "those that are told of the end"
+
+
+def test_a_run_that_has_ended_asks_no_store_that_is_gone(
+    environment: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With its machine, and with the idle ranks. Where there are none, nobody asks."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        put(environment, RANK=0, WORLD_SIZE=2, MASTER_ADDR="localhost", MASTER_PORT=free.getsockname()[1])
+    environment.setattr(launch.idle, "PATIENCE", 0.5)
+    launch.tell_idle()
+    assert "failed to connect" not in capfd.readouterr().err
+    put(environment, **{launch.STARTED: 3})
+    launch.tell_idle()
+    assert "failed to connect" in capfd.readouterr().err
 
 
 def test_a_rank_of_our_own_launcher(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:

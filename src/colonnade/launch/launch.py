@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -201,9 +201,13 @@ def use_first(num_ranks: int) -> bool:
 
 
 def tell_idle() -> None:
-    """On rank 0: the ranks that the layout leaves idle may end. Returns when they know it."""
-    size = rank_and_size()[1]
-    idle.tell(_store(), int(os.environ.get(STARTED, size)) - size)
+    """On rank 0: ranks that the layout leaves idle may end. Returns when they know it, or the store is gone."""
+    from torch.distributed import DistError
+
+    rank, size = rank_and_size()
+    if num_idle := int(os.environ.get(STARTED, size)) - size:
+        with suppress(DistError):
+            idle.tell(store_of_start(rank, size, idle.PATIENCE), num_idle)
 
 
 def be_idle() -> None:
