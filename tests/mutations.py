@@ -12389,6 +12389,20 @@ MUTATIONS = [
         "        with suppress():\n            idle.tell(",
         ("tests/launch/test_environment.py",),
     ),
+    Mutation(
+        "a folder of another container stays when all in it has ended",
+        "launch/agent.py",
+        "if has_ended(process) if is_numbered_here else _guard_has_ended(folder):",
+        "if is_numbered_here and has_ended(process):",
+        ("tests/launch/test_agent.py",),
+    ),
+    Mutation(
+        "a folder that another container uses is swept",
+        "launch/agent.py",
+        "            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
+        "            file.read()\n",
+        ("tests/launch/test_agent.py",),
+    ),
 ]
 
 

@@ -1,5 +1,6 @@
 """Torchrun's agent is found behind whatever is between, and its folder lasts as long as it does."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -57,6 +58,23 @@ def test_folders_of_what_has_ended_are_swept(tmp_path: Path) -> None:
         each.mkdir()
     agent.sweep(tmp_path)
     assert not gone.exists() and mine_.exists() and all(each.exists() for each in others)
+
+
+def test_a_folder_of_another_container_is_swept_once_its_guard_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As what was killed whole has left it to the next container of its pod. Numbers of processes say nothing there."""
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(agent, "_namespace", lambda: "1")
+        left, guarded, new = (agent.folder_of(process, tmp_path) for process in (mine(), ended(), ended()))
+    for folder in (left, guarded):
+        (folder / agent.GUARD).touch()
+    with (guarded / agent.GUARD).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        agent.sweep(tmp_path)
+        assert {*tmp_path.iterdir()} == {guarded, new}
+    agent.sweep(tmp_path)
+    assert [*tmp_path.iterdir()] == [new], "its guard has not begun"
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])

@@ -3,7 +3,8 @@
     ranks ── start ──▶ guard of a folder     `python -m colonnade.launch.agent PROCESS FOLDER`, in a session of its own
     agent has ended ─▶ guard removes the folder
 
-Whoever ends everything at once, guard included, leaves the folder until `sweep` at the next start on this machine.
+Whoever ends everything at once, guard included, leaves the folder until `sweep` at the next start on this machine, or
+in a container that has the same memory.
 """
 
 import fcntl
@@ -66,8 +67,23 @@ def sweep(within: Path) -> None:
     """Remove the folders of this user's processes that have ended."""
     for folder in within.glob(f"{PREFIX}{os.getuid()}-*"):
         found = _NAME.fullmatch(folder.name)
-        if found and found[4] == _namespace() and has_ended(ProcessId(mine().host, int(found[2]), found[3])):
+        if found is None:
+            continue
+        process, is_numbered_here = ProcessId(mine().host, int(found[2]), found[3]), found[4] == _namespace()
+        if has_ended(process) if is_numbered_here else _guard_has_ended(folder):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _guard_has_ended(folder: Path) -> bool:
+    """Of a folder of another container, of whose processes nothing else is known: whether it had one, killed with all
+    others there. The kernel gives back what it held locked.
+    """
+    try:
+        with (folder / GUARD).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:  # it is there, or not yet
+        return False
+    return True
 
 
 def guard(process: ProcessId, folder: Path) -> "subprocess.Popen[bytes]":
