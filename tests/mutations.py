@@ -12403,6 +12403,27 @@ MUTATIONS = [
         "            file.read()\n",
         ("tests/launch/test_agent.py",),
     ),
+    Mutation(
+        "a mark that a normalizer drops is of no token",
+        "data/places.py",
+        "found[token, 1] = at + 1",
+        "found[token, 1] = at",
+        ("tests/data/test_tokenizer.py", "tests/evaluation/test_questions.py"),
+    ),
+    Mutation(
+        "a joiner at the end of a word is of no token",
+        "data/places.py",
+        " or character in _JOINERS",
+        "",
+        ("tests/data/test_tokenizer.py",),
+    ),
+    Mutation(
+        "a mark behind white space is of the token before it",
+        "data/places.py",
+        "token >= 0 and found[token, 1] == at",
+        "token >= 0",
+        ("tests/data/test_tokenizer.py",),
+    ),
 ]
 
 

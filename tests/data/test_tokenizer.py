@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,25 @@ def test_no_token_is_added_that_the_text_does_not_have(tokenizer: Tokenizer) -> 
     assert framed.encode_batch([text]) == tokenizer.encode_batch([text])
     assert framed.encode_marked([(text, [(0, 3)])]) == tokenizer.encode_marked([(text, [(0, 3)])])
     assert framed.encode_places([text])[0][0] == tokenizer.encode(text)
+
+
+def test_a_token_has_the_marks_that_its_text_is_read_without(tmp_path: Path) -> None:
+    """As BERT drops accents: offsets of `tokenizers` in NFC are in NFD behind the mark, and no mark is left over."""
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "zoe", "##s", "a", "\u092e", "\u2764", "\u0d28"]
+    (tmp_path / "vocab.txt").write_text("\n".join(names), encoding="utf-8")
+    words, composed = Tokenizer.load(tmp_path), "Zoës \u1ea4 zoë"
+    text = unicodedata.normalize("NFD", composed)
+    ((ids, places),) = words.encode_places([text])
+    wanted = words._inner.encode(composed, add_special_tokens=False)
+    assert ids == wanted.ids and len(text) == len(composed) + 4
+    before = [len(unicodedata.normalize("NFD", composed[:at])) for at in range(len(composed) + 1)]
+    assert places.tolist() == [[before[start], before[stop]] for start, stop in wanted.offsets]
+    for one in ("\u092e\u0947\u0902", "\u2764\ufe0f", "\u0d28\u0d4d\u200d", "a\u0301\u200c\u0301"):  # none in NFC
+        assert [words.encode_places([text])[0][1].tolist() for text in (one, f" {one}. ", f"\u0301 {one} \u0301")] == [
+            [[0, len(one)]],
+            [[1, 1 + len(one)], [1 + len(one), 2 + len(one)]],
+            [[2, 2 + len(one)]],
+        ]
 
 
 def test_what_ends_where_a_span_begins_is_not_marked(tokenizer: Tokenizer) -> None:

@@ -8,10 +8,11 @@ import torch
 
 from colonnade.data.example_dataset import PairTokens
 from colonnade.data.question_windows import CONTROL_TOKENS, Windows
+from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, DataError
 from colonnade.evaluation.answers import Selection
 from colonnade.evaluation.questions import _inputs, choose, prepare
-from colonnade.examples.squad import Question
+from colonnade.examples.squad import Given, Question, SquadFormat
 from tests.tasks.examples import WORDS, vocabulary
 
 
@@ -43,6 +44,22 @@ def test_windows_side_by_side_are_as_long_as_sequence_parallelism_can_cut(
     inputs = _inputs([(found, each) for each in found.windows], PairTokens.of(tokenizer), torch.device("cpu"), multiple)
     assert inputs.tokens.shape == inputs.real.shape == (longest, 2)
     assert inputs.real.sum(0).tolist() == [8, 7], "tokens of the question, the window, and three around them"
+
+
+@pytest.mark.parametrize("answer", ["Zoe\u0308", "\u092e\u0947\u0902", "\u2764\ufe0f", "dog"])
+def test_a_model_that_is_right_answers_with_the_marks_of_the_text(tmp_path: Path, answer: str) -> None:
+    """As get_final_text of run_squad.py, which gives the whole word where the tokens lack a part of it. What a model
+    learns to point at and what it answers with are the same characters.
+    """
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "dog", "zoe", "\u092e", "\u2764"]
+    (tmp_path / "vocab.txt").write_text("\n".join(names), encoding="utf-8")
+    tokenizer, context = Tokenizer.load(tmp_path), f"dog {answer} dog"
+    asked = Question(Path("dev.json"), 1, "q", "dog", context, (Given(answer, 4),))
+    prepared = prepare([asked], tokenizer, Windows(), 8)
+    ((_, _, (first, stop)),) = [each.sequences for each in SquadFormat().encode([asked], tokenizer)]
+    logits = np.zeros((1, 8, 2))
+    logits[0, 3 + first, 0] = logits[0, 3 + stop - 1, 1] = 9.0
+    assert choose(prepared, logits, Selection(), may_be_none=False)["q"].text == answer
 
 
 def test_what_leaves_no_room_is_told_with_the_tokens_that_are_read(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from colonnade.atomic import write_whole
 from colonnade.data.added_tokens import add_tokens
 from colonnade.data.byte_level import END_OF_DOCUMENT, byte_level, load_pair
+from colonnade.data.places import with_marks
 from colonnade.data.sentencepiece import HIDDEN, SENTINEL, hidden, load_sentencepiece, published
 from colonnade.data.tokenizer_config import TokenizerConfig, read_text
 from colonnade.data.wordpiece import load_wordpiece
@@ -135,9 +136,12 @@ class Tokenizer:
         return found
 
     def encode_places(self, texts: Sequence[str]) -> list[tuple[list[int], NDArray[np.int64]]]:
-        """Token ids of several texts, and the characters [n, 2] that each token stands for: from, to before."""
+        """Token ids of several texts, and the characters [n, 2] that each token stands for: from, to before; with the
+        marks behind them.
+        """
         encodings = _encodings(self._inner.encode_batch, texts)
-        return [(each.ids, np.array(each.offsets, dtype=np.int64).reshape(-1, 2)) for each in encodings]
+        places = (np.array(each.offsets, dtype=np.int64).reshape(-1, 2) for each in encodings)
+        return [(each.ids, with_marks(text, at)) for each, text, at in zip(encodings, texts, places, strict=True)]
 
     @cached_property
     def _with_control(self) -> tokenizers.Tokenizer:
