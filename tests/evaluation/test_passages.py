@@ -3,9 +3,11 @@
 import codecs
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
 
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.errors import DataError
@@ -35,6 +37,40 @@ def test_what_is_context_and_what_is_to_be_predicted(tokenizer: Tokenizer) -> No
     assert decoded["lm-eval"] == (bare.removesuffix(" the"), " the\n\nstatuette"), "it is cut at the last space"
     whole = tokenizer.encode(TEXT)
     assert cut["last-token"] == (whole[:-1], whole[-1:]) and len(cut["whole-word"][1]) > 1
+
+
+def of_pieces(**how: Any) -> Tokenizer:
+    """A BPE whose tokens are letters, blanks, and words behind one of them."""
+    words = ["▁", "▁▁", *("▁" + "look"[:end] for end in (1, 2, 3, 4)), *sorted(set("lokathe"))]
+    vocab = {word: number for number, word in enumerate(words)}
+    inner = tokenizers.Tokenizer(models.BPE(vocab, [("▁", "l"), ("▁l", "o"), ("▁lo", "o"), ("▁loo", "k"), ("▁", "▁")]))
+    for name, part in how.items():
+        setattr(inner, name, part)
+    return Tokenizer(inner)
+
+
+BLANKS = normalizers.Replace(" ", "▁")
+KINDS = {
+    "LLaMA 2": {"normalizer": normalizers.Sequence([normalizers.Prepend("▁"), BLANKS])},
+    "Gemma": {"normalizer": BLANKS},
+    "Mistral": {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first", split=False)},
+    "T5": {"pre_tokenizer": pre_tokenizers.Metaspace()},
+}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "GPT-2", "RoBERTa"])
+def test_a_last_word_has_the_tokens_that_stand_in_the_passage(kind: str, tokenizer: Tokenizer) -> None:
+    if kind in KINDS:
+        tokenizer = of_pieces(**KINDS[kind])
+    elif kind == "RoBERTa":
+        content = json.loads(tokenizer.to_json())
+        content["pre_tokenizer"]["add_prefix_space"] = True
+        tokenizer = Tokenizer.from_json(json.dumps(content))
+    for word in ("look", "hat", "o"):
+        context, target = VARIANTS["whole-word"](f"the hat to {word}", tokenizer)
+        whole = tokenizer.encode(f"the hat to {word}")
+        assert (context, target) == (whole[: len(context)], whole[len(context) :]), word
+        assert not tokenizer.is_byte_level or target == tokenizer.encode(f" {word}")
 
 
 def test_a_mark_of_byte_order_is_no_text(tmp_path: Path) -> None:

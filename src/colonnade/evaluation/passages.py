@@ -108,7 +108,15 @@ def _check(path: Path, example: Example, longest: int | None) -> None:
 
 def _whole_word(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     word = text.split()[-1]
-    return tokenizer.encode(text[: text.rfind(word)].strip()), tokenizer.encode(f" {word}")
+    return tokenizer.encode(text[: text.rfind(word)].strip()), _behind_text(word, tokenizer)
+
+
+def _behind_text(word: str, tokenizer: Tokenizer) -> list[int]:
+    """Tokens of a word behind a space. A tokenizer that puts a space of its own before a text, as LLaMA 2's does, and
+    so reads its first word as any other, is given none: it would make a token of the second, which no text has.
+    """
+    alone = tokenizer.encode(word)
+    return alone if tokenizer.encode(f"{word} {word}") == 2 * alone else tokenizer.encode(f" {word}")
 
 
 def _last_token(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
