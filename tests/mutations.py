@@ -1427,7 +1427,7 @@ MUTATIONS = [
     Mutation(
         "a text of whole words goes on with the text before it",
         "generation/stream.py",
-        "            decoder = tokenizer.stream(skip_special=skip_special)\n        yield",
+        "            decoder = None\n        yield",
         "            pass\n        yield",
         (STREAM,),
     ),
@@ -5504,10 +5504,10 @@ MUTATIONS = [
         (CHOOSE,),
     ),
     Mutation(
-        "the text of every prompt but the first leaves out control tokens, though they were asked for",
+        "texts leave out control tokens, though they were asked for",
         "generation/stream.py",
-        "            decoder = tokenizer.stream(skip_special=skip_special)\n        yield",
-        "            decoder = tokenizer.stream()\n        yield",
+        "prompts else (), skip_special=skip_special)",
+        "prompts else ())",
         (STREAM,),
     ),
     Mutation(
@@ -12437,6 +12437,27 @@ MUTATIONS = [
         'return alone if tokenizer.encode(f"{word} {word}") == 2 * alone else tokenizer.encode(f" {word}")',
         "return alone",
         ("tests/evaluation/test_passages.py",),
+    ),
+    Mutation(
+        "a text that goes on with its prompt is decoded as one that begins",
+        "generation/stream.py",
+        "prompts[new.prompt] if prompts else ()",
+        "()",
+        (STREAM,),
+    ),
+    Mutation(
+        "a text that goes on behind control tokens is decoded as one that begins",
+        "data/tokenizer.py",
+        "return list(ids[len(ids) - count :])",
+        "return list(ids[-1:])",
+        (STREAM,),
+    ),
+    Mutation(
+        "generated text is decoded without its prompt",
+        "serving/trained.py",
+        "prompts=None if answers else ids, ",
+        "",
+        ("tests/serving/test_uses.py",),
     ),
 ]
 

@@ -1,11 +1,15 @@
 """Tokens to text as they come: whole characters, ends, and where a document starts."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from colonnade.data.tokenizer import Tokenizer, train_bpe
 from colonnade.errors import DataError
@@ -52,6 +56,51 @@ def test_texts_of_whole_words_begin_anew_too(tmp_path: Path) -> None:
     tokens = words.encode("walk walking")
     deltas = stream_text(as_generated(tokens) + as_generated(tokens, 1), words)
     assert [delta.text for delta in deltas] == ["walk", " walk", "ing"] * 2
+
+
+def of_kind(kind: str, folder: Path) -> Tokenizer:
+    """A tokenizer whose decoder treats the first token of a text otherwise than later ones; GPT-2's does not."""
+    if kind == "GPT-2":
+        return TOKENIZER
+    if kind == "BERT":
+        (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nwalk\n##ing\n世\n")
+        return Tokenizer.load(folder)
+    names = [*(f"<0x{byte:02X}>" for byte in range(256)), "<unk>", "▁", "▁walk", "ing", *"▁walking"]
+    vocab = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    merges = [("w", "a"), ("l", "k"), ("wa", "lk"), ("▁", "walk"), ("i", "n"), ("in", "g")]
+    vocab |= {name: len(vocab) + number for number, name in enumerate(("wa", "lk", "walk", "in"))}
+    inner = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    if kind == "LLaMA 2":
+        inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        inner.decoder = decoders.Sequence(parts)
+    else:
+        inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    inner.add_special_tokens(["<s>"])
+    return Tokenizer(inner)
+
+
+@pytest.mark.parametrize("kind", ["LLaMA 2", "Metaspace", "BERT", "GPT-2"])
+def test_a_text_that_goes_on_with_its_prompt_is_as_that_of_both(kind: str, tmp_path: Path) -> None:
+    """As the streamers of transformers show it, which decode prompt and new tokens together. What begins anew, or
+    behind control tokens alone, is a text by itself.
+    """
+    tokenizer = of_kind(kind, tmp_path)
+    both = PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_str(tokenizer.to_json()))
+    decode = partial(both.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    new = tokenizer.encode("walk walking walk")
+    goes_on = tokenizer.encode("walking")[1:] + new
+    control = [next(iter(tokenizer.special_ids))]
+    told = [tokenizer.encode(text) for text in ("walk", "walking walk", "walk 世", " ")] + [control]
+    told += [tokenizer.encode("walk walk") + control]
+    for tokens in (new, goes_on):
+        generated = [each for number in range(len(told)) for each in as_generated(tokens, number)]
+        deltas = list(stream_text(generated, tokenizer, prompts=told))
+        for number, prompt in enumerate(told):
+            text = "".join(delta.text for delta in deltas if delta.prompt == number)
+            assert decode(prompt) + text == decode(prompt + tokens), prompt
+        anew = "".join(delta.text for delta in stream_text(as_generated(tokens), tokenizer))
+        assert anew == decode(tokens)
 
 
 def test_the_end_of_document_is_no_text() -> None:

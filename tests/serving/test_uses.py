@@ -171,8 +171,8 @@ def test_a_text_goes_on_in_its_line_and_an_answer_stands_below_its_question(
     model.config.model.seq_length = 16
     vars(model)["chat"] = SimpleNamespace(prompt=lambda messages, tools: [7], end_of_turn=turn)
 
-    def deltas(made: object, tokenizer: object, *, skip_special: bool) -> list[TextDelta]:
-        asked["skip_special"] = skip_special
+    def deltas(made: object, tokenizer: object, **how: Any) -> list[TextDelta]:
+        asked.update(how)
         return [TextDelta(0, " b", "stop"), TextDelta(1, " b", "length")]
 
     monkeypatch.setattr(trained, "generate", lambda stages, ids, **how: asked.update(how, ids=ids))
@@ -183,6 +183,7 @@ def test_a_text_goes_on_in_its_line_and_an_answer_stands_below_its_question(
     )
     assert capsys.readouterr().out == shown
     assert (asked["ids"], asked["stop"], asked["skip_special"]) == ([read] * 2, stop, not control_tokens)
+    assert asked["prompts"] == ([read] * 2 if kind == "gpt" and turn is None else None), "answers begin anew"
     assert (asked["max_new_tokens"], asked["seed"]) == (5, 3)
 
 

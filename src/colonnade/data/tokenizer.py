@@ -175,9 +175,9 @@ class Tokenizer:
     def _hides_names(self) -> bool:
         return any(name.startswith(HIDDEN) for name in self._inner.get_vocab())
 
-    def stream(self, *, skip_special: bool = True) -> StreamDecoder:
-        """A decoder for tokens that come one at a time."""
-        return StreamDecoder(self, skip_special=skip_special)
+    def stream(self, *, behind: Sequence[int] = (), skip_special: bool = True) -> StreamDecoder:
+        """A decoder for tokens that come one at a time, and go on with the text of those before them."""
+        return StreamDecoder(self, behind=behind, skip_special=skip_special)
 
     def id_of(self, token: str) -> int | None:
         """The id of a token by its name in the vocabulary."""
@@ -315,11 +315,12 @@ class Tokenizer:
 class StreamDecoder:
     """Turns tokens into text as they come, holding back the bytes of a character until it is whole."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, behind: Sequence[int] = (), skip_special: bool = True) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._ids: list[int] = []
-        self._text, self._num_shown = "", 0
+        self._ids = self._last_text(behind)
+        self._text = tokenizer.decode(self._ids, skip_special=skip_special)
+        self._num_shown = len(self._text)
 
     def push(self, token: int) -> str:
         """The text that this token completes; often the token's own, sometimes none."""
@@ -335,6 +336,12 @@ class StreamDecoder:
         text = self._not_shown() + self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return text
+
+    def _last_text(self, ids: Sequence[int]) -> list[int]:
+        """The last of them from one on that is text by itself: behind it a token means what it means behind all."""
+        alone = (self._tokenizer.decode([token], skip_special=self._skip_special) for token in reversed(ids))
+        count = next((count for count, text in enumerate(alone, 1) if text and "\ufffd" not in text), len(ids))
+        return list(ids[len(ids) - count :])
 
     def _push_whole(self, token: int) -> str:
         """Tokens of single bytes become U+FFFD, one for each, until they are characters, which are fewer."""

@@ -4,7 +4,7 @@ A token may hold a part of a character (byte-level BPE); its bytes are held back
 every delta is valid text and the deltas joined are the decoded whole.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from colonnade.data.tokenizer import Tokenizer
@@ -39,18 +39,24 @@ def prompt_tokens(tokenizer: Tokenizer, text: str, *, control: bool = False) -> 
 
 
 def stream_text(
-    generated: Iterable[Generated], tokenizer: Tokenizer, *, skip_special: bool = True
+    generated: Iterable[Generated],
+    tokenizer: Tokenizer,
+    *,
+    prompts: Sequence[Sequence[int]] | None = None,
+    skip_special: bool = True,
 ) -> Iterator[TextDelta]:
     """The text that each token of `generate` adds, at once; each prompt's tokens must come one after the other.
 
-    `skip_special` False: control tokens are shown (T5's sentinels), but that which ends the text.
+    `prompts`: the texts that are gone on with; None: each begins anew, as answers do. `skip_special` False: control
+    tokens are shown (T5's sentinels), but that which ends the text.
     """
-    decoder = tokenizer.stream(skip_special=skip_special)
+    decoder = None
     for new in generated:
+        decoder = decoder or tokenizer.stream(behind=prompts[new.prompt] if prompts else (), skip_special=skip_special)
         text = "" if new.end == "stop" else decoder.push(new.token)
         if new.end is not None:
             text += decoder.finish()
-            decoder = tokenizer.stream(skip_special=skip_special)
+            decoder = None
         yield TextDelta(new.prompt, text, new.end)
 
 

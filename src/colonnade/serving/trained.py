@@ -247,7 +247,7 @@ def print_continuations(
     made = generate(trained.stages, ids, max_new_tokens=max_new_tokens, **asdict(sampling), stop=stop)
     is_t5 = isinstance(trained.model, T5)
     answers = is_t5 or chats is not None
-    deltas = stream_text(made, tokenizer, skip_special=not is_t5)
+    deltas = stream_text(made, tokenizer, prompts=None if answers else ids, skip_special=not is_t5)
     if mesh.rank != 0:
         for _ in deltas:
             pass
