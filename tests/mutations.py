@@ -12459,6 +12459,34 @@ MUTATIONS = [
         "",
         ("tests/serving/test_uses.py",),
     ),
+    Mutation(
+        "a published folder has no tokenizer but a tokenizer.json",
+        "huggingface/tokenizer.py",
+        '("tokenizer.json", "vocab.json", "vocab.txt")',
+        '("tokenizer.json",)',
+        ("tests/convert/test_their_tokenizer.py", "tests/train/test_init_from.py"),
+    ),
+    Mutation(
+        "the tokenizer of published weights is not held against a run's",
+        "train/init_from.py",
+        "tokenizer=None if tokenizer is None else tokenizer.sha256",
+        "tokenizer=None",
+        ("tests/train/test_init_from.py",),
+    ),
+    Mutation(
+        "that a run has no tokenizer to hold against that of its weights is not said",
+        "train/init_from.py",
+        "if self.tokenizer is not None and ours is not None:",
+        "if self.tokenizer is not None:",
+        ("tests/train/test_init_from.py",),
+    ),
+    Mutation(
+        "a teacher whose ids are not compared with the run's says nothing of it",
+        "train/taught.py",
+        "which runs beside the student.{note}",
+        "which runs beside the student.",
+        ("tests/train/test_distillation.py",),
+    ),
 ]
 
 

@@ -214,6 +214,49 @@ def test_another_tokenizer_is_refused(finished: Finished, corpus: TinyCorpus, tm
     assert answer.status == 2 and "has another tokenizer than data.tokenizer" in answer.err, answer
 
 
+@pytest.mark.parametrize("stored", ["tokenizer.json", "vocab.json", "vocab.txt", "none", "unreadable"])
+def test_the_tokenizer_of_a_published_folder_is_found_as_convert_finds_it(
+    stored: str, finished: Finished, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    """Whatever its file is called, it is held against the run's; where there is none, that is said."""
+    theirs = tmp_path / "theirs"
+    assert here("convert", finished.folder, theirs).status == 0
+    ours, run = Tokenizer.load(corpus.tokenizer), load(write_config(corpus, tmp_path))
+    if stored != "tokenizer.json":
+        content = json.loads((theirs / "tokenizer.json").read_text())
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+            (theirs / name).unlink(missing_ok=True)
+    if stored == "vocab.json":
+        ends = {token["content"]: token["id"] for token in content["added_tokens"]}
+        (theirs / "vocab.json").write_text(json.dumps(content["model"]["vocab"] | ends))
+        (theirs / "merges.txt").write_text("\n".join(" ".join(pair) for pair in content["model"]["merges"]) + "\n")
+    elif stored in ("vocab.txt", "unreadable"):
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] * (stored == "vocab.txt")
+        (theirs / "vocab.txt").write_text("\n".join([*words, "a"]))
+    if stored == "unreadable":
+        with pytest.raises(CheckpointError, match=r"^The tokenizer of .*theirs cannot be read: .* Or remove its files"):
+            origin_at(theirs)
+        return
+    origin, lines = origin_at(theirs), list[str]()
+    beside = SimpleNamespace(tokenizer=ours, vocab_size=VOCAB_SIZE)
+    if stored == "vocab.txt":
+        for resize, said in (
+            (False, rf"Set data\.tokenizer = '{theirs}', and make"),
+            (True, "ids that both have: 0 is "),
+        ):
+            with pytest.raises(CheckpointError, match=said):
+                init_from._check_tokenizer(origin, beside, resize=resize)  # type: ignore[arg-type]
+        return
+    assert origin.tokenizer == (None if stored == "none" else ours.sha256)
+    told: Any = SimpleNamespace(event=lambda *_, **__: None, say=lines.append)
+    for tokenizer in (ours, None):
+        beside = SimpleNamespace(tokenizer=tokenizer, vocab_size=VOCAB_SIZE)
+        begin_from(origin, build_state(run, Mesh(), VOCAB_SIZE, torch.device("cpu")), beside, told)  # type: ignore[arg-type]
+    unknown = " Whether ids mean the same tokens there and here is not known: "
+    without = ["the weights have no tokenizer."] * 2 if stored == "none" else ["", "the run has no tokenizer."]
+    assert [line.partition(unknown)[2] for line in lines] == without
+
+
 RESIZED = ("model.vocab_size=300", "model.seq_length=24", "train.init_from_resize=true")
 
 

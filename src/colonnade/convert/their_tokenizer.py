@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from colonnade.data.chat_template import folder_of
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError, DataError
+from colonnade.huggingface.tokenizer import tokenizer_in
 from colonnade.storage import as_given
 from colonnade.tokenizer_files import CONFIG, NAMES, templates_in
 
 OF_TOKENIZER = (CONFIG, NAMES)
 """Files of theirs that are of the tokenizer, beside chat templates in files of their own."""
-_TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")
 
 
 class TheirTokenizer(NamedTuple):
@@ -39,7 +39,7 @@ def find_tokenizer(named: Path | None, folders: Sequence[Path]) -> TheirTokenize
     if named is not None:
         known, at = _named(named), folder_of(named)
     else:
-        found = ((tokenizer, folder) for folder in folders if (tokenizer := _tokenizer_in(folder)) is not None)
+        found = ((tokenizer, folder) for folder in folders if (tokenizer := tokenizer_in(folder)) is not None)
         first = next(found, None)
         if first is None:
             return TheirTokenizer("none in the folder", beside=_files_in(folders[-1]))
@@ -58,18 +58,6 @@ def _named(path: Path) -> Tokenizer:
         raise CheckpointError(f"--tokenizer {as_given(path)}: {error}") from None
 
 
-def _tokenizer_in(folder: Path) -> Tokenizer | None:
-    """None where there is none. CheckpointError if it cannot be read."""
-    if not any((folder / name).exists() for name in _TOKENIZERS) and not any(folder.glob("[!.]*.model")):
-        return None
-    try:
-        return Tokenizer.load(folder)
-    except DataError as error:
-        raise CheckpointError(
-            f"The tokenizer of {folder} cannot be read: {error} Or remove its files to convert the weights alone."
-        ) from None
-
-
 def _files_in(folder: Path) -> tuple[Path, ...]:
     return (*(path for name in OF_TOKENIZER if (path := folder / name).is_file()), *templates_in(folder))
 
@@ -77,7 +65,7 @@ def _files_in(folder: Path) -> tuple[Path, ...]:
 def _has(folder: Path, tokenizer: Tokenizer) -> bool:
     """Whether a folder's own tokenizer is this one. One that cannot be read is another."""
     try:
-        own = _tokenizer_in(folder)
+        own = tokenizer_in(folder)
     except CheckpointError:
         return False
     return own is not None and own.sha256 == tokenizer.sha256

@@ -29,6 +29,7 @@ from colonnade.errors import CheckpointError
 from colonnade.huggingface.cache import not_the_snapshot
 from colonnade.huggingface.folder import Published, is_published, open_published
 from colonnade.huggingface.peft import is_peft
+from colonnade.huggingface.tokenizer import tokenizer_in
 from colonnade.launch.agreement import on_all_ranks
 from colonnade.mesh.mesh import Axis
 from colonnade.train.base import Base, content_together
@@ -72,6 +73,13 @@ class Origin:
     """Weights that are there, and mean something else than those of these names here."""
     end_by: Callable[[Tokenizer | None], int | None] = lambda _: None
     """The token that ends documents for them, to a tokenizer; None where nothing tells."""
+
+    def not_compared(self, ours: Tokenizer | None) -> str:
+        """What to say behind its name where nothing tells whether an id means one token to it and to a run."""
+        if self.tokenizer is not None and ours is not None:
+            return ""
+        which = "the weights have" if self.tokenizer is None else "the run has"
+        return f" Whether ids mean the same tokens there and here is not known: {which} no tokenizer."
 
     def leaves_drawn(self, stated: Mapping[str, Weight]) -> bool:
         """Whether it lacks weights of a model, or rows of them: there the model keeps what was drawn."""
@@ -200,14 +208,14 @@ def _fill_from_checkpoint(path: Path, manifest: Manifest, weights: tuple[str, ..
 def _of_published(path: Path) -> Origin:
     published = open_published(path, whole=False)
     published.check_seconds()
-    has_tokenizer = (path / "tokenizer.json").exists()
+    tokenizer = tokenizer_in(path)
     return Origin(
         path=path,
         what=f"a published {published.family.title}",
         model=model_metadata(published.model, published.vocab_size),
         shapes={name: source.weight.shape for name, source in published.sources.items()},
         others=0,
-        tokenizer=Tokenizer.load(path).sha256 if has_tokenizer else None,
+        tokenizer=None if tokenizer is None else tokenizer.sha256,
         tokenizer_at=path,
         fill=partial(_fill_from_published, published),
         published_by=partial(published_in, published),
@@ -277,8 +285,7 @@ def _check_tokenizer(origin: Origin, corpus: Corpus, *, resize: bool) -> None:
     else:
         raise CheckpointError(
             f"train.init_from = {str(origin.path)!r} has another tokenizer than data.tokenizer: the same id would mean "
-            f"different text. Set data.tokenizer = {str(origin.path / 'tokenizer.json')!r}, and make the token files "
-            f"with it."
+            f"different text. Set data.tokenizer = {str(origin.tokenizer_at)!r}, and make the token files with it."
         )
 
 
@@ -334,7 +341,7 @@ def begin_from(origin: Origin, state: TrainState, corpus: Corpus, monitor: Monit
     monitor.say(
         f"Begun from {origin.path}, {origin.what}: {counted(len(taken), 'tensor')} taken; "
         f"left {_named(left)}{f' and {origin.others:,} of the optimizer' if origin.others else ''}; "
-        f"drawn anew {_named(new)}{_rows(origin, stated, resized)}."
+        f"drawn anew {_named(new)}{_rows(origin, stated, resized)}.{origin.not_compared(corpus.tokenizer)}"
     )
 
 

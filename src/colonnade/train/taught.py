@@ -76,7 +76,8 @@ def attach(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, monito
     if chosen.top_k is None:
         teacher = open_teacher(config, mesh, corpus, device, products)
         on_all_ranks(lambda: _write_down(folder, about) if mesh.rank == 0 else None, mesh.world)
-        monitor.say(f"Taught by {teacher.origin.path}, {teacher.origin.what}, which runs beside the student.")
+        note = teacher.origin.not_compared(corpus.tokenizer)
+        monitor.say(f"Taught by {teacher.origin.path}, {teacher.origin.what}, which runs beside the student.{note}")
         state.teacher = teacher
         return
     blocks = _blocks(config, corpus, state)
@@ -85,7 +86,8 @@ def attach(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, monito
         teacher = open_teacher(config, mesh, corpus, device, products)
         on_all_ranks(lambda: _write_down(folder, about) if mesh.rank == 0 else None, mesh.world)
         samples = sum(len(block.asked) for block in missing)
-        monitor.say(f"Asking {teacher.origin.path}, {teacher.origin.what}, about {samples:,} samples, once.")
+        note = teacher.origin.not_compared(corpus.tokenizer)
+        monitor.say(f"Asking {teacher.origin.path}, {teacher.origin.what}, about {samples:,} samples, once.{note}")
         _compute(teacher, missing, folder, config=config, corpus=corpus, mesh=mesh)
     state.teacher = Stored(folder, blocks[0].size, blocks[-1].stop, chosen.alpha, chosen.temperature)
 

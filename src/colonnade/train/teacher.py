@@ -184,13 +184,13 @@ def check_teacher(origin: Origin, model: ModelConfig, config: Config, corpus: Co
         raise ConfigError(
             f"{where} tells {size:,} tokens apart, and the run's vocabulary has {corpus.vocab_size:,}: what it says of "
             "a token has to be of the same token. Use a teacher with the run's tokenizer, or the "
-            f"teacher's for the run ({origin.tokenizer_at / 'tokenizer.json'})."
+            f"teacher's for the run ({origin.tokenizer_at})."
         )
     theirs, ours = origin.tokenizer, corpus.tokenizer
     if theirs is not None and ours is not None and not ours.is_of(theirs):
         raise ConfigError(
             f"{where} was trained with another tokenizer than data.tokenizer: the same id would mean different text. "
-            f"Set data.tokenizer = {str(origin.tokenizer_at / 'tokenizer.json')!r}, and make the token files with it."
+            f"Set data.tokenizer = {str(origin.tokenizer_at)!r}, and make the token files with it."
         )
     if top_k is not None and top_k > corpus.vocab_size:
         raise ConfigError(
