@@ -12487,6 +12487,13 @@ MUTATIONS = [
         "which runs beside the student.",
         ("tests/train/test_distillation.py",),
     ),
+    Mutation(
+        "accuracies of a held-out part are told as a perplexity",
+        "serving/own_data.py",
+        '"perplexity" if isinstance(result.found, Perplexity) else HELD_OUT',
+        '"perplexity"',
+        ("tests/serving/test_own_data.py",),
+    ),
 ]
 
 

@@ -276,5 +276,6 @@ def test_each_data_set_of_a_part_is_told_beside_all_of_it(
         ["not checked"],
     )
     assert content == {**content, **found.numbers()}
+    assert content["protocol"] == ("perplexity" if isinstance(found, Perplexity) else "held-out part")
     assert told(0, as_json=False) == f"{found.summary()}\n  web: loss 0.7500\nNote: not checked.\n"
     assert told(1, as_json=True) == ""

@@ -22,7 +22,7 @@ from colonnade.evaluation.progress import Progress
 from colonnade.evaluation.wikitext import PAPER_STRIDE, PAPER_WINDOW, read_wikitext
 from colonnade.mesh.mesh import Mesh
 from colonnade.outputs import json_of
-from colonnade.serving.measured import Measured
+from colonnade.serving.measured import HELD_OUT, Measured
 from colonnade.serving.measurement import Measurement
 from colonnade.serving.squad import measure_squad
 from colonnade.serving.trained import Trained
@@ -48,7 +48,7 @@ class Report:
             more = {} if overlaps is None else {"overlap": overlaps.as_json()}
             print(json_of({**content, "parameters": dict(found.parameters), **self.about, **more}))
             return
-        told = f"{found.protocol}: {found.line}" if found.protocol != "perplexity" else found.line
+        told = found.line if found.protocol in ("perplexity", HELD_OUT) else f"{found.protocol}: {found.line}"
         print("\n".join([told, *(f"Note: {note}." for note in found.notes)]), flush=True)
         if overlaps is not None:
             print(overlaps.summary())

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+HELD_OUT = "held-out part"
+"""Protocol of `evaluate --part`, where a model is no GPT of text."""
+
 
 @dataclass(frozen=True)
 class Measured:

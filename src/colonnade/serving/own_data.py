@@ -11,9 +11,10 @@ from colonnade.checkpoint.manifest import read_manifest
 from colonnade.config.schema import Config
 from colonnade.data.datasets import Dataset
 from colonnade.errors import CheckpointError, ConfigError
+from colonnade.evaluation.perplexity import Perplexity
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving.measure import Report, about
-from colonnade.serving.measured import Measured
+from colonnade.serving.measured import HELD_OUT, Measured
 from colonnade.serving.trained import Trained
 from colonnade.train.corpus import Corpus, open_together
 from colonnade.train.data_record import other_data
@@ -58,7 +59,8 @@ def measure_part(
     if result.each:
         numbers["data_sets"] = {which: each.numbers() for which, each in result.each.items()}
     told = "\n  ".join([result.found.summary(), *result.of_each()])
-    measured = Measured("perplexity", {"batch_size": at_once}, numbers, told, tuple(notes))
+    protocol = "perplexity" if isinstance(result.found, Perplexity) else HELD_OUT
+    measured = Measured(protocol, {"batch_size": at_once}, numbers, told, tuple(notes))
     Report(measured, known).show(as_json=as_json)
 
 
