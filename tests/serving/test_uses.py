@@ -211,7 +211,7 @@ def test_what_a_checkpoint_says_of_its_model_is_known(
     origin: dict[str, Any] = {"converted_from": {}} if is_converted else {}
     manifest = replace(manifest, metadata={**manifest.metadata, **origin})
     metadata = metadata.model_copy(update={"labels": ("no", "yes"), "step": 3})
-    monkeypatch.setattr(trained, "described", lambda path: trained.Described(manifest, config, metadata))
+    monkeypatch.setattr(trained, "described", lambda path, *_, **__: trained.Described(manifest, config, metadata))
     template = ChatTemplate("{{ messages[1].content }}")
     monkeypatch.setattr(trained, "template_of", lambda path, manifest: template)
     monkeypatch.setattr(trained, "ends_of", lambda path, manifest, tokenizer: frozenset((5, 6)))
