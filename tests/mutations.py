@@ -3001,6 +3001,20 @@ MUTATIONS = [
         ("tests/launch/test_watch.py",),
     ),
     Mutation(
+        "under torchrun ranks leave before rank 0 does",
+        "launch/join.py",
+        "stays, near = not launch.has_supervisor(), launch.neighbours()",
+        "stays, near = False, launch.neighbours()",
+        ("tests/launch/test_join.py",),
+    ),
+    Mutation(
+        "a rank that stays leaves a rank 0 that still reports",
+        "launch/reporter.py",
+        "beat, self._heard = first.beat, time.monotonic()",
+        "beat = first.beat",
+        ("tests/launch/test_reporter.py",),
+    ),
+    Mutation(
         "all stages that share weights are one axis",
         "mesh/layout.py",
         """ else f"holders {','.join(map(str, stages))}\"""",

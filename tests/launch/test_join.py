@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,11 +16,12 @@ import torch
 from colonnade.errors import ConfigError, DataError
 from colonnade.launch import agreement, join, launch
 from colonnade.launch.board import note_of_failure
+from colonnade.launch.reporter import IN_ORDER
 from colonnade.launch.supervisor import Failure
 from colonnade.mesh.agreement import all_ranks, disagreements, gather_texts
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
-from tests.distributed import run_on_ranks
+from tests.distributed import fork, run_on_ranks
 
 CPU = torch.device("cpu")
 
@@ -162,11 +165,53 @@ def test_no_wait_is_longer_than_can_be_counted(told: dict[str, Any]) -> None:
         assert told["mesh"] == {"timeout": told["connect"][1]["timeout"]} == {"timeout": pytest.approx(1e9)}
 
 
-def test_the_watch_is_told_what_the_rank_computes_on(told: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("supervised", [True, False])
+def test_the_watch_is_told_what_the_rank_computes_on_and_whether_it_is_to_stay(
+    told: dict[str, Any], monkeypatch: pytest.MonkeyPatch, supervised: bool
+) -> None:
+    """A supervisor knows which ends are good."""
     monkeypatch.setattr(launch, "board", object)
+    monkeypatch.setattr(launch, "has_supervisor", lambda: supervised)
     monkeypatch.setattr(join, "Watch", lambda *_, **more: nullcontext(told.update(watch=more)))
     with join.joined(Layout(tp=2), "cpu"):
-        assert told["watch"] == {"device": CPU}
+        assert told["watch"] == {"device": CPU, "stays": not supervised}
+
+
+def _leaves(rank: int, folder: Path, status: int) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+    try:
+        with join.joined(Layout(dp=2), "cpu", 1):
+            if rank == 0:
+                board = launch.board()
+                while board is None or IN_ORDER not in (board.read(1) or ""):
+                    time.sleep(0.01)
+                time.sleep(1.5)  # in which a rank that does not stay is gone
+                (folder / "gone").write_text(str((folder / "left").exists()))
+            if status:
+                raise SystemExit(status)
+    finally:
+        (folder / "left").touch()
+
+
+@pytest.mark.parametrize("status", [0, 99])
+def test_ranks_that_no_supervisor_watches_over_leave_in_order_with_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """Torchrun takes the first that ends with 99 for a failure, and kills rank 0, which still uploads."""
+    for name in (launch.FOLDER, launch.PIPE, "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    for name, value in {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}.items():
+        monkeypatch.setenv(name, value)
+    ranks = [fork(_leaves, rank, tmp_path, status) for rank in range(2)]
+    for each in ranks:
+        each.join(60.0)
+        each.kill()
+    assert [each.exitcode for each in ranks] == [status] * 2
+    assert (tmp_path / "gone").read_text() == "False" and (tmp_path / "left").exists()
 
 
 def test_who_fails_says_so_before_the_others_lose_it(told: dict[str, Any]) -> None:

@@ -96,6 +96,55 @@ def test_a_rank_that_leaves_says_why_and_raises_an_alarm_unless_it_is_in_order(t
     assert (posted(board).left, posted(board).explained, board.is_alarmed()) == (left, False, left != IN_ORDER)
 
 
+class Timed(FolderBoard):
+    """A board beside a clock that only the looks at rank 0 move; `told`: what it has said by each of them."""
+
+    tick = 0.0
+
+    def __init__(self, folder: Path, now: list[float], told: Sequence[Report | None]) -> None:
+        super().__init__(folder)
+        self.now, self.told = now, list(told)
+
+    def read(self, rank: int) -> str | None:
+        assert rank == 0
+        self.now[0] += 20.0
+        found = self.told.pop(0)
+        return None if found is None else found.to_json()
+
+
+@pytest.mark.parametrize(
+    ("told", "unread"),
+    [
+        ([*(replace(report(0), beat=beat) for beat in range(9)), report(0, left=IN_ORDER), None], 1),
+        ([report(0), report(0, left="raised ValueError: it is broken"), None], 1),
+        ([report(0), report(0, explained=True), None], 1),
+        ([None, report(0), report(0, left=IN_ORDER), None], 1),
+        ([replace(report(0), beat=7)] * 9, 6),
+    ],
+    ids=["busy", "raised", "explained", "not there yet", "silent"],
+)
+def test_a_rank_that_stays_leaves_when_rank_0_does_or_is_heard_of_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[Report | None], unread: int
+) -> None:
+    """However long that takes: rank 0 waits for an upload, say, and reports."""
+    now = [100.0]
+    monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    board = Timed(tmp_path, now, told)
+    mine = Reporter([0, 1], 1, board, lambda left, explained: report(1, left=left), [])
+    mine._left, mine._stays, mine._heard = IN_ORDER, True, now[0]
+    mine._over.set()
+    mine._run()
+    assert len(board.told) == unread and posted(FolderBoard(tmp_path), 1).left == IN_ORDER
+
+
+@pytest.mark.parametrize(("rank", "stay"), [(0, True), (1, False)])
+def test_rank_0_stays_for_nobody_and_nobody_stays_who_need_not(tmp_path: Path, rank: int, stay: bool) -> None:
+    mine = Reporter([0, 1], rank, Timed(tmp_path, [0.0], []), lambda left, explained: report(rank), [])
+    mine.start()
+    mine.stop(IN_ORDER, stay=stay)
+    assert not mine._thread.is_alive()
+
+
 def test_a_rank_reports_at_each_step_and_each_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, posts = [100.0], list[int]()
     monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=lambda: now[0]))

@@ -31,7 +31,9 @@ def joined(
 
     First the ranks prove to each other that they have the same layout, `properties` and program: ConfigError on all of
     them where they differ. A rank that waits longer than `timeout` seconds for the others says for whom, and ends the
-    run. Behind the block torch has as many threads as before it.
+    run. Without a supervisor, which knows what ends are good, ranks leave in order with rank 0, which may have more to
+    do: torchrun takes the first that ends with another status than 0 for a failure, and kills rank 0 after 30 s.
+    Behind the block torch has as many threads as before it.
     """
     timeout = min(timeout, LONGEST)
     limit = max(timeout, _START) + _LATER
@@ -42,7 +44,8 @@ def joined(
             agree_on_program(properties or {"layout": str(layout)}, place, ranks)
             mesh = build_mesh(layout, launch.rank_and_size()[0], timeout=timeout + _LATER)
             board = launch.board()
-            with nullcontext() if board is None else Watch(mesh, timeout, board, launch.neighbours(), device=place):
+            stays, near = not launch.has_supervisor(), launch.neighbours()
+            with nullcontext() if board is None else Watch(mesh, timeout, board, near, device=place, stays=stays):
                 try:
                     yield mesh, place
                 except Exception as error:

@@ -15,6 +15,7 @@ from colonnade.mesh.process import ProcessId, has_ended
 _POST = 1.0  # seconds between reports within one step
 _SETTLE = 1.0  # seconds in which, after an alarm, every rank that lives reports anew
 _GATHER = 6.0  # seconds after which reports are done without
+_SILENT = 30.0  # seconds without a report of rank 0 after which nobody stays for it
 _READ = 64  # reports read at most
 IN_ORDER = "left the run in order"
 NO_WORD = "ended without a word"
@@ -39,7 +40,9 @@ class Reporter:
         """Ranks whose process has ended without a word, and how."""
         self._neighbours = {other: None for other in neighbours if other != rank}
         self._processes: dict[int, ProcessId] = {}
-        self._left, self._explained = "", False
+        self._left, self._explained, self._stays = "", False, False
+        self._heard = 0.0
+        """When this rank began to leave, or heard of rank 0 since."""
         self._posted: tuple[int | None, float] = (None, 0.0)
         self._picture = Picture({})
         self._over, self._wanted, self._gathered = threading.Event(), threading.Event(), threading.Event()
@@ -48,11 +51,15 @@ class Reporter:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, left: str) -> None:
-        """Post a last report that says why this rank leaves."""
-        self._left = left
+    def stop(self, left: str, *, stay: bool = False) -> None:
+        """Post a last report that says why this rank leaves. `stay`: return when rank 0 has left too, however long it
+        takes, or is heard of no more.
+        """
+        self._left, self._stays = left, stay and self.rank != 0
+        self._heard = time.monotonic()
         self._over.set()
-        self._thread.join(_GATHER)
+        while self._thread.is_alive() and self._is_heard():
+            self._thread.join(self.board.tick)
 
     def gather(self) -> Picture:
         """Raise the alarm and return all that can be known. Takes a second, or a few where the board is lost."""
@@ -71,6 +78,8 @@ class Reporter:
                 self._gathered.set()
             pause = self.board.tick
         self._guarded(self._leave)
+        if self._stays:
+            self._guarded(self._await_rank_0)
 
     def _guarded(self, use_board: Callable[[], None]) -> None:
         try:
@@ -112,6 +121,19 @@ class Reporter:
         self._post()
         if self._left != IN_ORDER:
             self.board.raise_alarm()
+
+    def _is_heard(self) -> bool:
+        return time.monotonic() < self._heard + (_SILENT if self._stays else _GATHER)
+
+    def _await_rank_0(self) -> None:
+        beat: int | None = None
+        while self._is_heard():
+            first = self._read(0)
+            if first is not None and (first.left or first.explained):
+                return
+            if first is not None and first.beat != beat:
+                beat, self._heard = first.beat, time.monotonic()
+            time.sleep(self.board.tick)
 
     def _gather(self) -> None:
         self.board.raise_alarm()

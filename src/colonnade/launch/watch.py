@@ -54,11 +54,13 @@ class Watch:
         neighbours: Collection[int] = (),
         *,
         device: torch.device | None = None,
+        stays: bool = False,
     ) -> None:
         """`timeout`: seconds. `neighbours`: the ranks of this machine, whose death this rank is to notice. `device`:
-        what the program computes on; None: the CPU.
+        what the program computes on; None: the CPU. `stays`: one that leaves in order stays until rank 0 leaves too.
         """
         self.mesh, self.timeout, self.board, self.device = mesh, timeout, board, device
+        self._stays = stays
         self._timer = WaitTimer(mesh.ledger)
         self._waiting: tuple[Entry | None, float] = (None, 0.0)
         self._process, self._beats = mine(), count(1)
@@ -80,7 +82,8 @@ class Watch:
         self._over.set()
         self._thread.join()
         in_order = error is None or isinstance(error, SystemExit)
-        self._reporter.stop(IN_ORDER if in_order else f"raised {type(error).__name__}: {_first_line(error)}")
+        left = IN_ORDER if in_order else f"raised {type(error).__name__}: {_first_line(error)}"
+        self._reporter.stop(left, stay=in_order and self._stays)
 
     def _fail(self, error: Exception) -> None:
         """In the program's thread: if a rank is lost, stand still until the watch has ended the process."""
