@@ -3008,6 +3008,27 @@ MUTATIONS = [
         ("tests/launch/test_join.py",),
     ),
     Mutation(
+        "the end of an earlier job of the same name ends a later one",
+        "train/ending.py",
+        "isinstance(when, float) and when >= self._began",
+        "isinstance(when, float)",
+        ("tests/launch/test_torchrun.py",),
+    ),
+    Mutation(
+        "torchrun's count of restarts tells whether a run has ended",
+        "train/ending.py",
+        "        if self._began is None:",
+        "        if True:",
+        ("tests/launch/test_torchrun.py",),
+    ),
+    Mutation(
+        "a rank notes its mistake in a folder that another job has",
+        "train/ending.py",
+        "if self._owns or (content is not None and",
+        "if self._owns or (content is None or",
+        ("tests/launch/test_torchrun.py",),
+    ),
+    Mutation(
         "a rank that stays leaves a rank 0 that still reports",
         "launch/reporter.py",
         "beat, self._heard = first.beat, time.monotonic()",

@@ -133,7 +133,6 @@ def _train(
 ) -> None:
     """`train`, of a file that was read: a pipe is, once."""
     from colonnade.train import start
-    from colonnade.train.ending import ending
     from colonnade.train.file_checks import problems_of_the_folder
     from colonnade.train.profiled_steps import steps_of
 
@@ -151,7 +150,7 @@ def _train(
     if (fit := start.fitted(settings)) is None:
         return
     settings = fit.config
-    with ending(settings), start.owned(settings, returns=rollback is not None) as keep:
+    with start.owned(settings, returns=rollback is not None) as keep:
         start.fetch(file, overrides, settings, dry_run=dry_run)
         if rollback is not None:
             print(start.roll_back(settings, rollback, asked), flush=True)

@@ -42,6 +42,22 @@ def test_the_first_process_of_a_group_is_not_taken_for_it() -> None:
     assert done.stdout.strip() == str(os.getpid())
 
 
+def test_when_it_has_started_is_told_by_the_clock_of_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel counts hundredths of a second since the machine's start."""
+    before = time.time()
+    started = subprocess.Popen(["sleep", "100"])
+    try:
+        after, found = time.time(), process_id_of(started.pid)
+        monkeypatch.setattr(agent, "agent", lambda: found)
+        told = agent.began()
+        assert told is not None and before - 0.05 < told < after + 0.05
+    finally:
+        started.kill()
+        started.wait()
+    monkeypatch.setattr(agent, "agent", lambda: None)
+    assert agent.began() is None
+
+
 def ended() -> ProcessId:
     process = subprocess.Popen(["sleep", "100"])
     found = process_id_of(process.pid)

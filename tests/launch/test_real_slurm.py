@@ -23,8 +23,7 @@ def test_a_job_leaves_before_its_end_is_queued_again_and_ends(config: Path, tmp_
     run = tmp_path / "run"
     with _submitted(config, tmp_path, run) as (number, variables):
         slurm_cluster.said("scancel", "--batch", "--signal=USR1", number, environment=variables)
-        _until(lambda: (run / "ended.json").exists())
-        assert json.loads((run / "ended.json").read_text())["status"] == 99
+        _until(lambda: json.loads((run / "ended.json").read_text())["status"] == 99)
         _until(lambda: "PD" in slurm_cluster.said("squeue", "-h", "-o", "%t", environment=variables))
         time.sleep(3.0)  # what a job may do is withdrawn by the second: Slurm kills one that starts again within it
         at_once = ("scontrol", "update", f"JobId={number}", "StartTime=now")  # a requeued job waits for two minutes

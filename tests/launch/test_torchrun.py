@@ -8,20 +8,27 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from colonnade import lock
 from colonnade.config.fitting import Fit
 from colonnade.config.load import load
-from colonnade.errors import ConfigError, DiskError, LayoutError, MemoryShortError
-from colonnade.launch import launch
+from colonnade.errors import ConfigError, DiskError, LayoutError, LockError, MemoryShortError
+from colonnade.launch import agent, launch
 from colonnade.launch.agent import PREFIX
+from colonnade.lock import locked
 from colonnade.train import start
 from colonnade.train.ending import FILE, ending
 from colonnade.train.memory_folder import MEMORY
 from tests.commands import Answer, environment, forked
 from tests.runs import assert_near, assert_same_end, events, metrics
+
+BEGAN = time.time() - 1.0
+"""When torchrun's agent has started."""
 
 
 @pytest.fixture
@@ -32,80 +39,140 @@ def under_torchrun(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     monkeypatch.setattr(launch, "tell_idle", lambda: None)
+    monkeypatch.setattr(agent, "began", lambda: BEGAN)
     return monkeypatch
+
+
+def noted(note: Path) -> dict[str, Any]:
+    """Without its time."""
+    content: dict[str, Any] = json.loads(note.read_text())
+    assert content.pop("time") > BEGAN
+    return content
+
+
+GOES_ON = {"run": "job", "status": None, "why": ""}
 
 
 def test_a_mistake_and_a_leave_are_final_and_what_may_pass_is_not(
     config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch
 ) -> None:
+    """Also where the agent counts no restart: another machine's ranks had ended before those of this one."""
     settings = load(config)
     (tmp_path / "run").mkdir()
     note = tmp_path / "run" / FILE
-    with pytest.raises(MemoryShortError), ending(settings):
-        raise MemoryShortError("x")
-    assert not note.exists()
-    with pytest.raises(ValueError, match="y"), ending(settings):
-        raise ValueError("y")
-    with pytest.raises(DiskError), ending(settings):
-        raise DiskError("the disk is full")
-    assert not note.exists()
+    for passing in (MemoryShortError("x"), ValueError("y"), DiskError("the disk is full")):
+        with pytest.raises(type(passing)), ending(settings):
+            assert noted(note) == GOES_ON
+            raise passing
+        assert noted(note) == GOES_ON
     with pytest.raises(ConfigError), ending(settings):
         raise ConfigError("z")
-    assert json.loads(note.read_text()) == {"run": "job", "status": 2, "why": "z"}
-    under_torchrun.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    with pytest.raises(SystemExit) as end, ending(settings):
-        raise AssertionError("it has ended for good")
-    assert end.value.code == 2
+    assert noted(note) == {"run": "job", "status": 2, "why": "z"}
+    for rank in "01":
+        under_torchrun.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as end, ending(settings):
+            raise AssertionError("it has ended for good")
+        assert end.value.code == 2 and noted(note)["why"] == "z"
+    under_torchrun.setenv("RANK", "0")
     under_torchrun.setenv("TORCHELASTIC_RUN_ID", "another")
     with pytest.raises(SystemExit), ending(settings):
         raise SystemExit(99)
-    assert json.loads(note.read_text())["status"] == 99
+    assert noted(note) == {"run": "another", "status": 99, "why": "it was asked to leave"}
 
 
 def test_an_earlier_job_of_the_same_name_ends_no_later_one(
     config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch
 ) -> None:
-    """Whatever --rdzv-id says: what rank 0 of a first attempt finds is no end of this job."""
+    """Whatever --rdzv-id says: what is older than torchrun's agent is no end of this job."""
     settings, note = load(config), tmp_path / "run" / FILE
     note.parent.mkdir()
-    note.write_text(json.dumps({"run": "job", "status": 99, "why": "it was asked to leave"}))
+    earlier = {"run": "job", "status": 99, "why": "it was asked to leave", "time": BEGAN - 0.5}
+    note.write_text(json.dumps(earlier))
     under_torchrun.setenv("RANK", "1")
-    with ending(settings):
-        assert note.exists()
+    with pytest.raises(ConfigError), ending(settings):
+        raise ConfigError("it is not known yet whose folder this is")
+    assert json.loads(note.read_text()) == earlier
     under_torchrun.setenv("RANK", "0")
     with pytest.raises(ValueError, match="lost"), ending(settings):
-        assert not note.exists()
+        assert noted(note) == GOES_ON
         raise ValueError("a rank is lost")
-    under_torchrun.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     with ending(settings):
         pass
+    assert not note.exists(), "behind a good end"
 
 
-def test_the_first_end_that_is_noted_is_the_runs(
+def test_where_no_agent_is_known_its_count_of_restarts_tells(
     config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch
 ) -> None:
-    """A rank notes a mistake of its own, which ranks that end because of it do not take the place of."""
+    under_torchrun.setattr(agent, "began", lambda: None)
+    settings, note = load(config), tmp_path / "run" / FILE
+    note.parent.mkdir()
+    note.write_text(json.dumps({"run": "job", "status": 99, "why": "", "time": 1.0}))
+    under_torchrun.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with pytest.raises(SystemExit), ending(settings):
+        raise AssertionError("it has ended for good")
+    under_torchrun.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    with pytest.raises(ValueError, match="lost"), ending(settings):
+        assert noted(note) == GOES_ON
+        raise ValueError("a rank is lost")
+
+
+def test_a_mistake_of_one_rank_is_noted_where_the_folder_is_this_jobs(
+    config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch
+) -> None:
+    """Which ranks that end because of it do not take the place of."""
     settings, note, idle = load(config), tmp_path / "run" / FILE, list[str]()
     note.parent.mkdir()
     under_torchrun.setattr(launch, "tell_idle", lambda: idle.append(os.environ["RANK"]))
-    for rank, why in (("1", "its own"), ("2", "another's")):
-        under_torchrun.setenv("RANK", rank)
-        with pytest.raises(ConfigError), ending(settings):
-            raise ConfigError(why)
-        with ending(settings):
-            pass
-    assert json.loads(note.read_text())["why"] == "its own" and idle == []
-    under_torchrun.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    note.write_text('{"run": "another", "status": 2}')
-    for rank in "01":
+    with pytest.raises(ValueError, match="lost"), ending(settings):
+        raise ValueError("a rank is lost")
+    with pytest.raises(ConfigError, match="another's"), ExitStack() as ranks:
+        under_torchrun.setenv("RANK", "2")
+        ranks.enter_context(ending(settings))
+        under_torchrun.setenv("RANK", "1")
+        with pytest.raises(ConfigError, match="its own"), ending(settings):
+            raise ConfigError("its own")
+        raise ConfigError("another's")
+    assert noted(note)["why"] == "its own"
+    note.write_text(json.dumps({"run": "another", "status": 2, "why": "", "time": time.time()}))
+    for rank in "10":
         under_torchrun.setenv("RANK", rank)
         with ending(settings):
             pass
     assert idle == ["0"], "ranks that are left idle are told by rank 0 alone"
-    for damaged in ('{"run": "job", "status": "2"}', "[2]", "{"):
+    for damaged in ('{"run": "job", "status": "2"}', '{"run": "job", "status": 2}', "[2]", "{"):
         note.write_text(damaged)
         with ending(settings):
             pass
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_job_that_finds_the_folder_in_use_notes_nothing_there(
+    config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch, rank: str
+) -> None:
+    """As where the same batch script is submitted twice."""
+    under_torchrun.setattr(lock, "_PATIENCE_SECONDS", 0.0)
+    settings, note = load(config), tmp_path / "run" / FILE
+    with locked(tmp_path / "run", "colonnade train"):
+        note.write_text('{"run": "first", "status": 99, "why": ""}')
+        under_torchrun.setenv("WORLD_SIZE", "1" if rank == "0" else "2")
+        under_torchrun.setenv("RANK", rank)
+        settings = load(config, ["parallel.dp=2"] * (rank == "1"))
+        with pytest.raises((LockError, ConfigError)), start.owned(settings):
+            raise ConfigError("a GPU is missing")
+        assert note.read_text() == '{"run": "first", "status": 99, "why": ""}'
+
+
+def test_a_mistake_in_a_new_folder_is_noted(config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch) -> None:
+    under_torchrun.setenv("WORLD_SIZE", "1")
+    with pytest.raises(ConfigError), start.owned(load(config)):
+        raise ConfigError("z")
+    assert noted(tmp_path / "run" / FILE)["status"] == 2
+    (tmp_path / "run" / FILE).unlink()
+    (tmp_path / "run").rmdir()
+    with start.owned(load(config)):
+        pass
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_layout_follows_the_ranks(config: Path, under_torchrun: pytest.MonkeyPatch) -> None:
@@ -141,7 +208,7 @@ def test_of_the_wrong_number_of_ranks_no_folder_stays(
     """Not for a moment: whichever rank notes the mistake would find it."""
     under_torchrun.setenv("RANK", rank)
     settings = load(config, [f"run.folder={tmp_path / 'wrong'}"])
-    with pytest.raises(LayoutError, match="WORLD_SIZE = 3"), ending(settings), start.owned(settings):
+    with pytest.raises(LayoutError, match="WORLD_SIZE = 3"), start.owned(settings):
         raise AssertionError("not owned")
     assert not (tmp_path / "wrong").exists()
 
@@ -240,7 +307,7 @@ def test_a_run_that_leaves_ends_on_all_machines(config: Path, tmp_path: Path) ->
         for agent in agents:
             agent.terminate()
             agent.wait(60.0)
-    assert json.loads((run / FILE).read_text()) == {"run": "job", "status": 99, "why": "it was asked to leave"}
+    assert noted(run / FILE) == {"run": "job", "status": 99, "why": "it was asked to leave"}
     assert [each["event"] for each in events(run)].count("setup") == 1 and not (run / "leave").exists()
 
 

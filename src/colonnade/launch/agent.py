@@ -1,4 +1,5 @@
-"""Torchrun's agent on this machine: the process that starts ranks again, and so outlives them; and what ends with it.
+"""Torchrun's agent on this machine: the process that starts ranks again, and so outlives them; since when it is there,
+and what ends with it.
 
     ranks ── start ──▶ guard of a folder     `python -m colonnade.launch.agent PROCESS FOLDER`, in a session of its own
     agent has ended ─▶ guard removes the folder
@@ -45,6 +46,15 @@ def agent() -> ProcessId | None:
         return None
     found = process_id_of(pid)
     return found if found.born else None
+
+
+def began() -> float | None:
+    """When the agent of this rank has started, in seconds since 1970; None where it has none that is known."""
+    found = agent()
+    if found is None:
+        return None
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(found.born) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
 
 
 def folder_of(process: ProcessId, within: Path) -> Path:

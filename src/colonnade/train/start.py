@@ -39,6 +39,7 @@ from colonnade.launch.devices import count_gpus
 from colonnade.launch.process import ASK_TO_END, hear_no_more
 from colonnade.lock import locked
 from colonnade.train import run_folder, same_run
+from colonnade.train.ending import ending
 from colonnade.train.file_checks import problems_of_a_beginning, problems_of_a_score, problems_of_files
 from colonnade.train.monitor import METRICS, last_step, write_event
 from colonnade.train.restarts import Restarts, fitting_by_now, status_before_others
@@ -240,12 +241,12 @@ def _precision(content: TomlTable, num_gpus: int | None) -> str:
 
 @contextmanager
 def owned(config: Config, *, returns: bool = False) -> Iterator[tuple[int, ...]]:
-    """Hold the run's folder while the block runs; yields descriptors for ranks to inherit. A rollback that was killed
-    is finished, unless the run `returns` by hand now.
+    """Hold the run's folder while the block runs, whose end is noted there under torchrun; yields descriptors for ranks
+    to inherit. A rollback that was killed is finished, unless the run `returns` by hand now.
 
     LockError if another run holds it, ConfigError if another run lives there, LayoutError before it is made if torchrun
     has started another number of ranks. Of ranks for which the launcher holds it, rank 0 finishes a rollback in which
-    they were killed; nothing else happens in a rank for which another process holds it.
+    they were killed; no more than noting happens in a rank for which another process holds it.
     """
     if launch.is_rank():
         launch.check_size(config.parallel.num_ranks)
@@ -253,7 +254,8 @@ def owned(config: Config, *, returns: bool = False) -> Iterator[tuple[int, ...]]
     if launch.has_supervisor() or not is_first:
         if is_first:
             _finish_rollback(config)
-        yield ()
+        with ending(config):
+            yield ()
         return
     folder = Path(config.run.folder)
     with ExitStack() as stack:
@@ -261,6 +263,7 @@ def owned(config: Config, *, returns: bool = False) -> Iterator[tuple[int, ...]]
             stack.callback(_remove_if_empty, folder)
         try:
             lock = stack.enter_context(locked(folder, "colonnade train", instead="set another run.folder"))
+            stack.enter_context(ending(config))
             same_run.check(config)
             if not returns:
                 _finish_rollback(config)
