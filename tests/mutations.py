@@ -1183,8 +1183,8 @@ MUTATIONS = [
     Mutation(
         "a queued job leaves as the one before",
         "launch/slurm.py",
-        'rm -f "$run/ended.json" "$run/leave"',
-        'rm -f "$run/ended.json"',
+        'flock -n "$run/lock" rm -f "$run/leave"',
+        "true",
         ("tests/launch/test_slurm.py",),
     ),
     Mutation(
@@ -3027,6 +3027,27 @@ MUTATIONS = [
         "if self._owns or (content is not None and",
         "if self._owns or (content is None or",
         ("tests/launch/test_torchrun.py",),
+    ),
+    Mutation(
+        "a batch script takes back what another job's run is asked",
+        "launch/slurm.py",
+        'flock -n "$run/lock" rm -f',
+        "rm -f",
+        ("tests/launch/test_slurm.py",),
+    ),
+    Mutation(
+        "a batch script takes the end of another job for its own",
+        "launch/slurm.py",
+        "ended=$(ours && sed",
+        "ended=$(sed",
+        ("tests/launch/test_slurm.py",),
+    ),
+    Mutation(
+        "a job that was refused is queued again for what another saves",
+        "launch/slurm.py",
+        '[ -z "$ended" ] && ours && [',
+        '[ -z "$ended" ] && [',
+        ("tests/launch/test_slurm.py",),
     ),
     Mutation(
         "a rank that stays leaves a rank 0 that still reports",

@@ -15,6 +15,7 @@ from colonnade.config.load import load
 from colonnade.config.schema import Config
 from colonnade.errors import ConfigError
 from colonnade.launch.slurm import Job, problems, script, seconds_of
+from colonnade.lock import locked
 from tests.commands import here
 
 GPUS = Job(2, 8, "24:00:00", name="books", logs="runs")
@@ -228,9 +229,11 @@ until [ -e "$RUN/leave" ]; do
   sleep 0.1
 done
 sleep 0.2  # ranks that save: the script waits for them
-echo '{"run": "7.0", "status": 99, "why": ""}' > "$RUN/ended.json"
+echo '{"run": "7.0", "status": 99, "why": "", "time": 5.0}' > "$RUN/ended.json"
 exit 1
 """
+HAS_THE_FOLDER = """echo '{"run": "7.0", "status": null, "why": "", "time": 4.0}' > "$RUN/ended.json"; """
+SAVES = 'mkdir -p "$RUN/checkpoints/step_00000010"; '
 
 
 @pytest.mark.parametrize(
@@ -241,13 +244,19 @@ exit 1
         ('echo \'{"run": "7.0", "status": 99, "why": ""}\' > "$RUN/ended.json"; exit 1', 99, True),
         ('echo \'{"run": "7.0", "status": 2, "why": ""}\' > "$RUN/ended.json"; exit 1', 2, False),
         ("exit 1", 1, False),
-        ('mkdir -p "$RUN/checkpoints/step_00000010"; exit 1', 1, True),
-        ('touch "$RUN/stop"; mkdir -p "$RUN/checkpoints/step_00000010"; exit 1', 1, False),
+        (HAS_THE_FOLDER + "exit 1", 1, False),
+        (HAS_THE_FOLDER + SAVES + "exit 1", 1, True),
+        ('rm "$RUN/ended.json";' + SAVES + "exit 1", 1, True),
+        (SAVES + "exit 1", 1, False),
+        (HAS_THE_FOLDER + SAVES + 'touch "$RUN/stop"; exit 1', 1, False),
         (ASKED_TO_LEAVE, 99, True),
         (ASKED_TO_LEAVE.replace("-USR1", "-TERM"), 99, True),
     ],
 )
 def test_what_is_queued_again(config: Path, tmp_path: Path, srun: str, status: int, requeued: bool) -> None:
+    """A job that has never had the folder, which names another, has saved nothing: it was refused, say. Where the disk
+    was full, no job could be named.
+    """
     assert ended(config, tmp_path, srun) == (status, requeued)
 
 
@@ -267,6 +276,12 @@ def test_a_job_that_is_cancelled_does_not_come_back(config: Path, tmp_path: Path
 
 def test_a_job_that_is_preempted_before_its_first_step_comes_back(config: Path, tmp_path: Path) -> None:
     assert ended(config, tmp_path, "exit 1", PREEMPTED) == (1, True)
+
+
+def test_a_job_leaves_alone_what_another_is_asked_that_has_the_run(config: Path, tmp_path: Path) -> None:
+    """As where the same script is submitted twice."""
+    with locked(tmp_path / "run", "colonnade train"):
+        assert ended(config, tmp_path, '[ -e "$RUN/leave" ] && exit 5; exit 1') == (5, False)
 
 
 def test_the_last_stage_is_judged_by_itself(config: Path, tmp_path: Path) -> None:
@@ -322,7 +337,7 @@ def ended(
     """(exit status of the script, whether its job is queued again), with such an srun and a job that Slurm shows so."""
     run, programs = tmp_path / "run", tmp_path / "bin"
     programs.mkdir()
-    run.mkdir()
+    run.mkdir(exist_ok=True)
     (run / "leave").touch()  # of the job before, as the next line
     (run / "ended.json").write_text('{"run": "6.0", "status": 99, "why": ""}')
     queued = tmp_path / "queued"

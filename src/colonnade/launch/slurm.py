@@ -5,7 +5,7 @@
                  └ behind it: queued again where the run is to go on
 
 Queued again is what has left to be gone on with (status 99), what was preempted, and what has failed after a new
-checkpoint: a failure without one would come again. A job that somebody has cancelled is not.
+checkpoint of its own: a failure without one would come again. A job that somebody has cancelled is not.
 """
 
 import re
@@ -178,8 +178,9 @@ _REQUEUE = 'scontrol requeue "$SLURM_JOB_ID"'
 _NEXT_STAGE = '[ "$SLURM_ARRAY_TASK_ID" = "$SLURM_ARRAY_TASK_MAX" ] || exit 0  # the next stage of the array goes on'
 _BODY = r"""run={run}
 python=${{PYTHON:-{python}}}
+this=$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}
 mkdir -p "$run"
-rm -f "$run/ended.json" "$run/leave"
+flock -n "$run/lock" rm -f "$run/leave"  # of a job before; that of one that has the run is not for this one
 newest() {{ ls -d "$run"/checkpoints/step_* 2>/dev/null | tail -n 1; }}
 before=$(newest)
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -190,7 +191,7 @@ trap 'touch "$run/leave"' USR1 TERM
 
 srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" "$python" -m torch.distributed.run \
   --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node={ranks} --max-restarts={restarts} \
-  --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}" --rdzv-endpoint="$head:$port" \
+  --rdzv-backend=c10d --rdzv-id="$this" --rdzv-endpoint="$head:$port" \
   -m colonnade {train} &
 pid=$!
 wait "$pid"; status=$?
@@ -202,9 +203,12 @@ job=$(scontrol show job {itself})
 preempted() {{ [[ $job =~ PreemptTime=[0-9] ]]; }}
 [[ $job =~ JobState=(COMPLETING|CANCELLED) && $job != *Reason=TimeLimit* ]] && ! preempted && exit "$status"
 
-ended=$(sed -n 's/.*"status": \([0-9]*\).*/\1/p' "$run/ended.json" 2>/dev/null)
+# How the run has ended, if it is to be told. Where another job has the run, new checkpoints are not of this one.
+noted=$(cat "$run/ended.json" 2>/dev/null)
+ours() {{ [[ -z $noted || $noted == *"\"run\": \"$this\""* ]]; }}
+ended=$(ours && sed -n 's/.*"status": \([0-9]*\).*/\1/p' <<< "$noted")
 [ -e "$run/stop" ] && exit "$status"
-if preempted || [ "$ended" = {unfinished} ] || {{ [ -z "$ended" ] && [ "$(newest)" != "$before" ]; }}; then
+if preempted || [ "$ended" = {unfinished} ] || {{ [ -z "$ended" ] && ours && [ "$(newest)" != "$before" ]; }}; then
   {again}
 fi
 exit "${{ended:-$status}}"
