@@ -3050,6 +3050,20 @@ MUTATIONS = [
         ("tests/launch/test_slurm.py",),
     ),
     Mutation(
+        "machines that share no folder train",
+        "train/shared_folder.py",
+        "if each[0] != holder}",
+        "if False}",
+        ("tests/train/test_shared_folder.py",),
+    ),
+    Mutation(
+        "a folder that NFS shows late is refused at once",
+        "train/shared_folder.py",
+        "if waited > OLDEST:",
+        "if True:",
+        ("tests/train/test_shared_folder.py",),
+    ),
+    Mutation(
         "a rank that stays leaves a rank 0 that still reports",
         "launch/reporter.py",
         "beat, self._heard = first.beat, time.monotonic()",
@@ -3073,7 +3087,7 @@ MUTATIONS = [
     Mutation(
         "a run that is to be deterministic is not",
         "train/loop.py",
-        "        deterministic=train.deterministic,\n",
+        "        deterministic=config.train.deterministic,\n",
         "",
         ("tests/train/test_loop.py",),
     ),

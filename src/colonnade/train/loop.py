@@ -30,7 +30,7 @@ from colonnade.mesh.background import background_group
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
-from colonnade.train import damaged, init_from, recovery, reference, same_run, taught
+from colonnade.train import damaged, init_from, recovery, reference, same_run, shared_folder, taught
 from colonnade.train.beginning import Course, beginning_of, course_of
 from colonnade.train.best import LOSS, evaluations_since_best, none_better
 from colonnade.train.change import as_it_began
@@ -110,17 +110,17 @@ def main(
     run and predicts it, and `within` (`planner.memory_limit`) tells of memory: both are of higher floors.
     """
     layout = Layout(tp=config.parallel.tp, pp=config.parallel.pp, dp=config.parallel.dp)
-    train = config.train
     joining = joined(
         layout,
-        train.device,
-        train.threads,
-        timeout=train.timeout,
-        deterministic=train.deterministic,
+        config.train.device,
+        config.train.threads,
+        timeout=config.train.timeout,
+        deterministic=config.train.deterministic,
         properties=settings(config),
     )
     with joining as (mesh, device):
         config = config if again is None else on_all_ranks(again, mesh.world)
+        shared_folder.check(config, mesh.world)
         corpus = open_together(config, mesh.world)
         watched = within(config, corpus.vocab_size, mesh, device)
         with watched, closing(_monitor(config, mesh, corpus, device)) as monitor:

@@ -1,0 +1,80 @@
+"""A run's folder that not all ranks see is refused before the first step, on all of them."""
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from colonnade.config.load import load
+from colonnade.config.schema import Config
+from colonnade.errors import ConfigError
+from colonnade.lock import locked
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.train import shared_folder
+from tests.distributed import run_on_ranks
+
+
+def _checked(rank: int, num_ranks: int, configs: list[Config], oldest: float) -> str:
+    shared_folder.__dict__.update(OLDEST=oldest, TICK=0.0)
+    try:
+        shared_folder.check(configs[rank], build_mesh(Layout(dp=num_ranks), rank).world)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("apart", "who"), [([], ""), ([1], "rank 1"), ([2], "rank 2"), ([1, 2], "ranks 1 and 2")])
+def test_all_ranks_see_the_folder_that_rank_0_sees_or_all_are_told_who_does_not(
+    config: Path, tmp_path: Path, apart: list[int], who: str
+) -> None:
+    """Rank 1 has none, and rank 2 one of the same name that another run has."""
+    settings = [load(config, [f"run.folder={tmp_path / str(rank if rank in apart else 0)}"]) for rank in range(3)]
+    with locked(tmp_path / "0", "colonnade train"), locked(tmp_path / "2", "colonnade rollback"):
+        told = run_on_ranks(_checked, 3, settings, 0.0)
+    if not apart:
+        assert told == ["", "", ""]
+    for text in told if apart else []:
+        assert f"is not one folder: {who} (on {socket.gethostname()}) cannot see there" in text
+
+
+def test_without_a_holder_there_is_nothing_to_see(config: Path) -> None:
+    assert run_on_ranks(_checked, 2, [load(config)] * 2, 0.0) == ["", ""]
+
+
+def _sees_late(rank: int, num_ranks: int, config: Config, looks: int) -> int:
+    """Rank 1 is shown the folder as it was, for some looks."""
+    seen = [0]
+    holder_of = shared_folder.holder_of
+
+    def late(folder: Path) -> object:
+        seen[0] += 1
+        return None if rank == 1 and seen[0] <= looks else holder_of(folder)
+
+    shared_folder.__dict__.update(holder_of=late, TICK=0.0)
+    shared_folder.check(config, build_mesh(Layout(dp=num_ranks), rank).world)
+    return seen[0]
+
+
+def test_what_a_network_file_system_shows_late_is_looked_for_again(config: Path, tmp_path: Path) -> None:
+    with locked(tmp_path / "run", "colonnade train"):
+        assert run_on_ranks(_sees_late, 2, load(config), 5) == [6, 6]
+
+
+def test_one_rank_is_one_machine(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("nobody is waited for"))
+    shared_folder.check(load(config), Mesh().world)
+
+
+def test_the_lock_is_on_the_disk_before_others_look(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine may keep what it has written to itself for half a minute."""
+    synced = list[str]()
+    monkeypatch.setattr(
+        shared_folder.os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+    )
+    with locked(tmp_path / "run", "colonnade train"):
+        shared_folder.check(load(config), Mesh().world)
+    assert synced == ["lock"]
