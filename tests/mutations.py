@@ -11450,9 +11450,16 @@ MUTATIONS = [
     Mutation(
         "batches that an earlier rollback has passed over have the size of those around them",
         "train/rollbacks.py",
-        "for other in in_force(past) if",
-        "for other in [] if",
+        "each in in_force(past) if",
+        "each in [] if",
         ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
+        "batches that a rollback to an earlier step has passed over count behind a later one",
+        "train/rollbacks.py",
+        "in_force(past) if each.to >= rollback.to)",
+        "in_force(past))",
+        ("tests/train/test_rollbacks.py",),
     ),
     Mutation(
         "data sets of a blend are named by those that have held-out samples",

@@ -103,6 +103,16 @@ def test_a_return_to_a_checkpoint_of_a_course_that_was_left_goes_on_with_that(ru
     assert not has_left(rollbacks.read(run), 8, [second])
 
 
+def test_such_a_return_passes_over_no_batches_of_the_rollback_that_had_left_it(run: Path) -> None:
+    """They stand before its step: behind it batches of 10 come."""
+    batch = "train.global_batch_size"
+    write_decided(run, Decided(changes=(Change(at=6, values={batch: 10}, was={batch: 4}, line="1"),)))
+    first, _ = rollbacks.by_hand(run, 4, RollbackOptions(skip=3))
+    (run / "checkpoints" / "step_00000006").mkdir()
+    second, _ = rollbacks.by_hand(run, 6, RollbackOptions(skip=2))
+    assert (first.batches, second.batches) == ([[2, 4], [1, 10]], [[2, 10]])
+
+
 def test_a_return_passes_over_batches_though_later_checkpoints_are_damaged(run: Path) -> None:
     """What the newest that can be read says is how the run went on."""
     for step in (4, 6):

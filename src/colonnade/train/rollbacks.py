@@ -175,10 +175,11 @@ def measured(
 ) -> Rollback:
     """With the batches that it passes over. `curriculum`: of the course that it leaves, with all changes of it;
     `metadata`: of the checkpoint that it returns to; `past`: the rollbacks before it, of which `recorded` stay. Batches
-    that others have passed over on that course count, with the sizes that those had.
+    that others have passed over behind its step on that course count, with the sizes that those had.
     """
     start, step, sizes = _position(curriculum, metadata, recorded), rollback.to, list[int]()
-    for each in (other for other in in_force(past) if other.to > rollback.to or other not in recorded):
+    others = (each for each in in_force(past) if each.to >= rollback.to)
+    for each in (other for other in others if other.to > rollback.to or other not in recorded):
         sizes += curriculum.sizes(each.to - step, start + sum(sizes))
         sizes += each.sizes(start + sum(sizes), curriculum)
         step = each.to
