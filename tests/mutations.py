@@ -4851,6 +4851,13 @@ MUTATIONS = [
         ("tests/planner/test_comparison.py",),
     ),
     Mutation(
+        "the phase of a compared step is told without what rollbacks have passed over",
+        "planner/comparison.py",
+        "(curriculum.unit * model.sequences) + passed)",
+        "(curriculum.unit * model.sequences))",
+        ("tests/planner/test_comparison.py",),
+    ),
+    Mutation(
         "how ranks ended is found of the first ten alone",
         "launch/board.py",
         'glob("rank*.ended")',

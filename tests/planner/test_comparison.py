@@ -22,6 +22,9 @@ from colonnade.planner.comparison import WALKED, _is_soon_walked, compared, mach
 from colonnade.planner.hardware import hardware
 from colonnade.planner.memory import Memory
 from colonnade.planner.predict import predict
+from colonnade.train.rollback import Rollback
+from colonnade.train.rollback import write as write_rollbacks
+from colonnade.train.run_folder import ROLLBACKS
 from tests import tiny
 from tests.commands import here
 from tests.parity.runs import Case, Way, configured
@@ -172,6 +175,12 @@ def test_steps_of_shorter_sequences_are_not_what_was_predicted_though_they_have_
     lines = [{"step": step, "tokens": step * 16, "grad_norm": 1.0} for step in (1, 2, 3, 4)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert [line["step"] for line in watcher._as_predicted(config, lines)] == [3, 4]
+    write_rollbacks(tmp_path, [Rollback(to=1, skip=1, passed=8)])
+    assert [line["step"] for line in watcher._as_predicted(config, lines)] == [2, 3, 4], "a rollback leads there sooner"
+    (tmp_path / ROLLBACKS).write_text("[")
+    assert [line["step"] for line in watcher._as_predicted(config, lines)] == [3, 4], (
+        "nothing ends a run that has ended"
+    )
 
 
 def test_rank_0_alone_writes_a_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from colonnade.atomic import write_new, write_whole
 from colonnade.checkpoint.names import newest_step
 from colonnade.config.numbers import amount
 from colonnade.config.schema import Config
-from colonnade.errors import ConfigError
+from colonnade.errors import ColonnadeError, ConfigError
 from colonnade.mesh.ledger import Ledger
 from colonnade.mesh.mesh import Mesh
 from colonnade.outputs import json_of
@@ -38,11 +38,13 @@ from colonnade.planner.paper import walk
 from colonnade.planner.predict import predict
 from colonnade.planner.ranks import table
 from colonnade.train.beginning import Course
-from colonnade.train.corpus import Corpus, curriculum_of
+from colonnade.train.change_requests import returns_of
+from colonnade.train.corpus import Corpus, curriculum_of, position_at
 from colonnade.train.lines import object_in, step_in
 from colonnade.train.loop import Banner
 from colonnade.train.monitor import METRICS
 from colonnade.train.products import Decision
+from colonnade.train.rollback import Rollback
 from colonnade.train.run_folder import checkpoints
 
 PREDICTION, COMPARISON = "prediction.json", "comparison.json"
@@ -114,11 +116,12 @@ class Watcher:
     def _as_predicted(self, config: Config, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those of as many tokens, in sequences as long, with an update."""
         ends = {line["step"]: line.get("tokens", 0) for line in _metrics(config)}
-        curriculum, model = curriculum_of(config), config.model
+        curriculum, model, returns = curriculum_of(config), config.model, _returns(config)
 
         def is_alike(step: int) -> bool:
             begin = ends.get(step - 1, 0)
-            phase = curriculum.phase(begin // (curriculum.unit * model.sequences))
+            _, passed = position_at(curriculum, step - 1, returns)
+            phase = curriculum.phase(begin // (curriculum.unit * model.sequences) + passed)
             return ends[step] - begin == self._tokens and phase.seq_length == model.seq_length
 
         return [line for line in steps if is_alike(line["step"]) and "grad_norm" in line]
@@ -290,6 +293,13 @@ def _metrics(config: Config) -> list[dict[str, Any]]:
         return []
     lines = (object_in(line) or {} for line in text.splitlines())
     return [line for line in lines if step_in(line)]
+
+
+def _returns(config: Config) -> list[Rollback]:
+    """The rollbacks that the run is made of; none of a file that cannot be read."""
+    with suppress(ColonnadeError):
+        return returns_of(Path(config.run.folder))
+    return []
 
 
 def _resident(device: torch.device) -> int | None:
