@@ -12128,10 +12128,17 @@ MUTATIONS = [
         ("tests/checkpoint/test_stored.py",),
     ),
     Mutation(
+        "a storage with errors of its own for a missing file cannot tell whether it is there",
+        "storage.py",
+        " or error.errno in _MISSING",
+        "",
+        ("tests/test_storage.py",),
+    ),
+    Mutation(
         "a storage that cannot tell whether a sidecar is there has none",
         "storage.py",
-        "        if unreached(error) is not None:\n            raise\n        return False",
-        "        return False",
+        "if not says_so or unreached(error) is not None:",
+        "if not says_so:",
         ("tests/data/test_remote.py",),
     ),
     Mutation(

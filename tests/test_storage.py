@@ -144,10 +144,13 @@ def test_what_a_server_answers_is_no_server_that_is_not_reached(error: Exception
     assert unreached(error) is None
 
 
-@pytest.mark.parametrize("error", [OfAPackage(), PermissionError("Forbidden"), TimeoutError()])
+@pytest.mark.parametrize(
+    "error", [OfAPackage(), PermissionError("Forbidden"), TimeoutError(), ClientConnection(errno.EIO, "a")]
+)
 def test_a_storage_that_cannot_tell_whether_a_file_is_there_does_not_say_that_none_is(error: Exception) -> None:
     """Most say so if they are asked whether it exists."""
-    told: list[Exception | dict[str, Any]] = [{"name": "a"}, FileNotFoundError("a"), NotADirectoryError("a"), error]
+    missing = [FileNotFoundError("a"), NotADirectoryError("a"), ClientConnection(errno.ENOENT, "a")]
+    told: list[Exception | dict[str, Any]] = [{"name": "a"}, *missing, error]
 
     class Told(AbstractFileSystem):  # type: ignore[misc]
         def info(self, path: str, **more: Any) -> dict[str, Any]:
@@ -156,7 +159,7 @@ def test_a_storage_that_cannot_tell_whether_a_file_is_there_does_not_say_that_no
                 raise answer
             return answer
 
-    assert [is_there(Told(), "a") for _ in range(3)] == [True, False, False]
+    assert [is_there(Told(), "a") for _ in range(4)] == [True, False, False, False]
     with pytest.raises(type(error)):
         is_there(Told(), "a")
     told.append(error)

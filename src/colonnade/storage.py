@@ -29,6 +29,8 @@ _UNREACHED = frozenset(
     {errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT}
     | {errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN}
 )
+_MISSING = frozenset({errno.ENOENT, errno.ENOTDIR})
+"""What some kinds of storage raise, as smb, in an OSError of their own that is no FileNotFoundError."""
 _BUSY = frozenset({429, 500, 502, 503, 504})
 """What a server over HTTP, or a gateway before it, answers that may answer otherwise in a while."""
 _BROKEN_OFF = frozenset({"ClientConnectionError", "ServerDisconnectedError", "ClientPayloadError"})
@@ -121,8 +123,9 @@ def is_there(storage: Any, path: str) -> bool:
     """
     try:
         storage.info(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if unreached(error) is not None:
+    except OSError as error:
+        says_so = isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno in _MISSING
+        if not says_so or unreached(error) is not None:
             raise
         return False
     return True
