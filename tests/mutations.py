@@ -9048,6 +9048,13 @@ MUTATIONS = [
         ("tests/report/test_watch.py",),
     ),
     Mutation(
+        "a decay by tokens is told to end with the run",
+        "config/compare.py",
+        " and config.optim.decay_tokens is None",
+        "",
+        ("tests/train/test_changes.py",),
+    ),
+    Mutation(
         "rates of steps that cannot differ are compared one by one",
         "train/changes.py",
         "    for at in _may_differ(before, now, step, rollbacks):\n",

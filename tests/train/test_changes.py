@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from colonnade.config.compare import difference
 from colonnade.config.load import load
 from colonnade.data.datasets import TrainingDataset
 from colonnade.errors import ColonnadeError, ConfigError
@@ -164,6 +165,20 @@ def test_a_decay_behind_a_new_warm_up_within_the_first_one_is_compared(corpus: T
     before, now = (config(corpus, tmp_path, *keys, f"optim.decay_steps={end}") for end in (45, 80))
     (line,) = other_curve(before, now, 1, [])
     assert "from step 4 on" in line
+
+
+@pytest.mark.parametrize("more", [[], ["train.global_batch_size=8"]])
+def test_a_decay_by_tokens_ends_at_no_step(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    """However long the run is, and though larger batches use them up sooner. No rate of so many steps is looked at."""
+    monkeypatch.setattr("colonnade.train.changes.learning_rate_of", lambda *_: pytest.fail("rates are compared"))
+    before = config(corpus, tmp_path, "optim.decay_tokens=640", "train.steps=10")
+    now = config(corpus, tmp_path, "optim.decay_tokens=640", "train.steps=1000000000", *more)
+    assert other_curve(before, now, 5, []) == []
+    assert not any("decay_steps" in line for line in difference(before, now))
+    by_steps = config(corpus, tmp_path, "optim.decay_steps=8", "train.steps=10")
+    assert other_curve(before, by_steps, 5, []) == other_curve(by_steps, now, 5, []) == []
 
 
 def test_another_rate_of_the_last_step_alone_is_told(corpus: TinyCorpus, tmp_path: Path) -> None:

@@ -127,5 +127,6 @@ def meaning_at(config: Config, key: str) -> object:
 def value_at(config: Config, key: str) -> object:
     """The value of `section.key`; where it is unset and computed from others, the computed value."""
     if key == "optim.decay_steps":
-        return None if config.optim.decay == "constant" else config.optim.decay_end(config.train.steps)
+        is_of_steps = config.optim.decay != "constant" and config.optim.decay_tokens is None
+        return config.optim.decay_end(config.train.steps) if is_of_steps else None
     return attrgetter(COMPUTED.get(key, key))(config)

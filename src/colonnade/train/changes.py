@@ -35,7 +35,7 @@ def other_curve(before: Config, now: Config, step: int, rollbacks: Sequence[Roll
     Rates that are written alike are no difference: within the warm-up all curves are one.
     """
     old_end, new_end = value_at(before, DECAY), value_at(now, DECAY)
-    if old_end == new_end:
+    if old_end == new_end or None in (old_end, new_end):  # no step ends a constant rate, or a decay by tokens
         return []
     was, will_be = (learning_rate_of(each, rollbacks) for each in (before, now))
     for at in _may_differ(before, now, step, rollbacks):
