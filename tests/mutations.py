@@ -1691,6 +1691,13 @@ MUTATIONS = [
         ("tests/train/test_looks.py",),
     ),
     Mutation(
+        "rank 0 alone ends where files of what is served are damaged",
+        "serving/trained.py",
+        "return on_all_ranks(lambda: described(path, known, looks=ranks.rank == 0), ranks)",
+        "return described(path, known, looks=ranks.rank == 0)",
+        ("tests/serving/test_trained.py",),
+    ),
+    Mutation(
         "a checkpoint that is replaced between its manifest and its weights is taken",
         "checkpoint/load.py",
         "if self.known is not None and self.contents is not self.known and not self.may_be_another:",

@@ -27,7 +27,7 @@ from colonnade.model.precision import DTYPES
 from colonnade.serving import trained
 from colonnade.train import init_from, newest
 from tests.checkpoint import forging
-from tests.commands import forked, here
+from tests.commands import forked, here, start
 from tests.distributed import run_on_ranks
 from tests.runs import Finished, metrics
 from tests.tiny import TinyCorpus, write_config
@@ -201,6 +201,15 @@ def test_all_ranks_open_the_one_beside_another_that_rank_0_has_found(finished: F
             return trained.open_another(finished.folder, mesh, first).step
 
     assert run_on_ranks(step, 2) == [6, 6]
+
+
+def test_what_one_rank_sees_of_damaged_files_is_told_by_all(finished: Finished, tmp_path: Path) -> None:
+    """None of them waits for one that has ended: those of another machine would for minutes."""
+    path = Path(shutil.copytree(finished.newest, tmp_path / finished.newest.name))
+    (path / "__0_0.distcp").unlink()
+    ranks = start("generate", path, "--prompt", "a", "--tp", 2, "--max-new-tokens", 1, num_ranks=2)
+    for answer in ranks.answers():
+        assert answer.status == 2 and "is damaged: __0_0.distcp is missing." in answer.err, answer
 
 
 def slices_asked_for(rank: int, num_ranks: int, path: Path) -> list[int]:

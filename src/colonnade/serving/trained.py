@@ -40,7 +40,7 @@ from colonnade.huggingface.peft import is_peft
 from colonnade.launch.agreement import on_all_ranks
 from colonnade.launch.devices import choose_device
 from colonnade.launch.join import joined
-from colonnade.launch.launch import ask_for_queues, num_local_ranks, rank_and_size
+from colonnade.launch.launch import ask_for_queues, num_local_ranks
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.model.gpt import GPT
@@ -183,7 +183,7 @@ def opened(
     problems = list(device_problems(device, precision))
     if problems:
         raise ConfigError("\n".join(problems))
-    seen = described(checkpoint, looks=rank_and_size()[0] == 0)
+    seen = described(checkpoint, looks=False)  # a rank that is refused alone would be waited for
     manifest, config, metadata = seen
     check_given_base(checkpoint, metadata.base, base)
     _check_layout(checkpoint, config.model, tp, pp)
@@ -204,7 +204,7 @@ def open_another(path: Path, mesh: Mesh, beside: Trained) -> Trained:
     beside that; every rank calls this.
     """
     checkpoint = as_rank_0(find(path), mesh.world)
-    seen = _described_together(checkpoint, mesh.world)
+    seen = on_all_ranks(lambda: described(checkpoint, looks=False), mesh.world)
     _, config, metadata = seen
     _check_layout(checkpoint, config.model, mesh.tp.size, mesh.pp.size)
     both = metadata.base is not None and beside.base is not None and metadata.base.files == beside.base.files
@@ -374,7 +374,7 @@ class Described(NamedTuple):
     metadata: RunMetadata
 
 
-def _described_together(path: Path, ranks: Axis, known: Described | None = None) -> Described:
+def _described_together(path: Path, ranks: Axis, known: Described | None) -> Described:
     """As `described`, raised on all ranks; the first one looks at the files. Every rank calls this."""
     return on_all_ranks(lambda: described(path, known, looks=ranks.rank == 0), ranks)
 
@@ -387,10 +387,10 @@ def described(path: Path, known: Described | None = None, *, looks: bool = True)
     the rank that looks at all files for the others.
     """
     manifest = read_manifest(path, None if known is None else known.manifest)
-    if known is not None and manifest is known.manifest:
-        return known
     if looks:
         check_sizes(path, manifest)
+    if known is not None and manifest is known.manifest:
+        return known
     config, metadata = config_of(path, manifest), metadata_of(path, manifest)
     check_model(path, manifest, model_metadata(config.model, metadata.model.vocab_size))
     if metadata.base is None and config.model.num_layers > len(manifest.tensors):
