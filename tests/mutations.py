@@ -596,8 +596,15 @@ MUTATIONS = [
     Mutation(
         "a copy that is not finite is not in the norm",
         "data_parallel/clip.py",
-        " + 0.0 * squared_norms(counted[False]).sum()",
+        " + zero_if_finite(counted[False])",
         "",
+        (CLIP,),
+    ),
+    Mutation(
+        "a copy so large that its square is not finite is none",
+        "data_parallel/clip.py",
+        "zero_if_finite(counted[False])",
+        "0.0 * squared_norms(counted[False]).sum()",
         (CLIP,),
     ),
     Mutation(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from colonnade.optim.norm import squared_norm, squared_norms
+from colonnade.optim.norm import squared_norm, squared_norms, zero_if_finite
 
 
 @pytest.mark.parametrize("length", [0, 1, 255, 256, 257, 5000])
@@ -29,3 +29,18 @@ def test_long_fp32_vectors() -> None:
 
 def test_squares_beyond_the_range_of_fp32() -> None:
     assert squared_norm(torch.full((300,), 1e18)).item() == pytest.approx(3e38, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zero_is_told_of_numbers_that_are_finite_alone(dtype: torch.dtype) -> None:
+    large = torch.finfo(dtype).max
+    for value, is_finite in (
+        (large, True),
+        (-large, True),
+        (torch.inf, False),
+        (-torch.inf, False),
+        (torch.nan, False),
+    ):
+        told = zero_if_finite([torch.full((3,), large, dtype=dtype), torch.tensor([1.0, value], dtype=dtype)])
+        assert told.dtype == torch.float64 and told.isnan() == (not is_finite) and (not is_finite or told == 0)
+    assert zero_if_finite([]) == 0

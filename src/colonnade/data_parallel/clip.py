@@ -11,7 +11,7 @@ from colonnade.data_parallel.buckets import Bucket, ParamGroup
 from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.mesh import Axis
-from colonnade.optim.norm import squared_norms
+from colonnade.optim.norm import squared_norms, zero_if_finite
 
 
 @torch.no_grad()
@@ -26,8 +26,7 @@ def gradient_norm(owned: Ownership) -> Tensor:
         for group, at in bucket.local_groups():
             if not is_copy(bucket, owned):
                 counted[is_counted(group, mesh.tp)].append(bucket.reduced[at])
-    # a number that is not finite is seen in a copy, too: 0 times it is none
-    mine = squared_norms(counted[True]).sum() + 0.0 * squared_norms(counted[False]).sum()
+    mine = squared_norms(counted[True]).sum() + zero_if_finite(counted[False])
     mine = mine.to(owned.every[0].parameters.device)
     return all_reduce(mine, mesh.world if owned.zero else mesh.model).sqrt()
 

@@ -23,6 +23,17 @@ def squared_norms(vectors: Sequence[Tensor]) -> Tensor:
     return torch.stack([squared_norm(x) for x in vectors]) if vectors else torch.zeros(0, dtype=torch.float64)
 
 
+def zero_if_finite(vectors: Sequence[Tensor]) -> Tensor:
+    """0, float64 [], where all numbers of vectors of one device are finite, however large: a NaN elsewhere."""
+    if not vectors:
+        return torch.zeros((), dtype=torch.float64)
+    if vectors[0].is_cuda:
+        largest = list(torch._foreach_norm(list(vectors), torch.inf))
+    else:
+        largest = [end for x in vectors for end in torch.aminmax(x)]
+    return (0.0 * torch.stack(largest)).sum().double()
+
+
 def squared_norm(x: Tensor) -> Tensor:
     """Σ x² of a contiguous vector, float64 []; zero for an empty one."""
     whole = len(x) // _ROW * _ROW
