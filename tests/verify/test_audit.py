@@ -64,6 +64,7 @@ def test_of_ranks_that_send_what_theory_says_the_first_of_each_stage_is_shown(
         return [text]
 
     monkeypatch.setattr(audit, "open_together", lambda *_: SimpleNamespace(vocab_size=275))
+    monkeypatch.setattr(audit, "settle", lambda *_: SimpleNamespace(products=None))
     monkeypatch.setattr(audit, "course_of", lambda *_: None)
     monkeypatch.setattr(audit, "one_step", lambda *_: ([], {}, "its memory"))
     monkeypatch.setattr(audit, "gather_texts", gathered)
@@ -115,6 +116,7 @@ def test_of_a_difference_rank_0_gives_account_and_the_others_end_well(
     layout = nullcontext((paper_mesh(Layout(tp=2), rank), torch.device("cpu")))
     monkeypatch.setattr(audit, "joined", lambda *_, **__: layout)
     monkeypatch.setattr(audit, "open_together", lambda *_: SimpleNamespace(vocab_size=275))
+    monkeypatch.setattr(audit, "settle", lambda *_: SimpleNamespace(products=None))
     monkeypatch.setattr(audit, "course_of", lambda *_: None)
     monkeypatch.setattr(audit, "one_step", lambda *_: (FLOWS, {}, "its memory"))
     monkeypatch.setattr(audit, "gather_texts", lambda text, world: [text])
