@@ -29,7 +29,7 @@ from colonnade.train import taught as train_taught
 from colonnade.train import teacher as train_teacher
 from colonnade.train.corpus import open_corpus
 from colonnade.train.taught import Block, Stored, _missing
-from colonnade.train.teacher import check_teacher, with_soft_labels, with_soft_targets
+from colonnade.train.teacher import check_teacher, check_tokenizer, with_soft_labels, with_soft_targets
 from tests import tiny
 from tests.commands import forked
 from tests.distributed import run_on_ranks
@@ -542,7 +542,7 @@ def test_of_two_runs_that_begin_together_the_second_does_not_add_another_teacher
     """The first one's answers come while the second one reads its teacher."""
     theirs = '{"teacher": {"manifest.json": "another\'s"}}'
 
-    def opened(*_: object) -> object:
+    def opened(*_: object, **__: object) -> object:
         (tmp_path / "about.json").write_text(theirs)
         return SimpleNamespace(origin=SimpleNamespace(path="teacher", what="a checkpoint"))
 
@@ -562,8 +562,13 @@ def test_of_two_runs_that_begin_together_the_second_does_not_add_another_teacher
 def test_of_a_teacher_whose_ids_are_not_compared_with_the_runs_that_is_said(
     is_stored: bool, corpus: TinyCorpus, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_teacher = SimpleNamespace(path="it", what="a model", not_compared=lambda ours: f" Unknown: {ours.vocab_size}.")
-    monkeypatch.setattr(train_taught, "open_teacher", lambda *_: SimpleNamespace(origin=of_teacher))
+    of_teacher = SimpleNamespace(path="it", what="a model", note=" Unknown.")
+    began: list[bool] = []
+    monkeypatch.setattr(
+        train_taught,
+        "open_teacher",
+        lambda *_, begins: began.append(begins) or SimpleNamespace(origin=of_teacher),
+    )
     monkeypatch.setattr(train_taught, "_compute", lambda *_, **__: None)
     keys = [f"distillation.teacher={finished.folder}", f"run.folder={tmp_path}"]
     keys += ["distillation.top_k=4", f"distillation.store={tmp_path}"] if is_stored else []
@@ -571,10 +576,11 @@ def test_of_a_teacher_whose_ids_are_not_compared_with_the_runs_that_is_said(
     model: Any = nn.Linear(1, 1)
     model.parallel = SimpleNamespace(products=None)
     state: Any = SimpleNamespace(model=model, step=0, samples=0, teacher=None)
-    train_taught.attach(state, settings, open_corpus(settings), Mesh(), cast(Any, told))
-    (line,) = told.said
-    assert line.startswith("Asking it" if is_stored else "Taught by it")
-    assert line.endswith(f". Unknown: {tiny.VOCAB_SIZE}.")
+    for _ in range(2):
+        train_taught.attach(state, settings, open_corpus(settings), Mesh(), cast(Any, told))
+    assert began == [True, False], "the second time it goes on"
+    for line in told.said:
+        assert line.startswith("Asking it" if is_stored else "Taught by it") and line.endswith(". Unknown.")
 
 
 def test_a_micro_batch_is_taught_what_was_said_of_its_samples(tmp_path: Path) -> None:
@@ -646,13 +652,14 @@ def test_who_may_teach_is_told_by_what_it_is(corpus: TinyCorpus, tmp_path: Path)
         config = tiny.config(corpus, tmp_path, f"distillation.teacher={tmp_path}", *more)
         teacher = config.model.model_copy(update={"seq_length": 16, **model})
         origin: Any = SimpleNamespace(
-            path=Path("it"), labels=(), model={"vocab_size": tokens}, tokenizer=object(), tokenizer_at=Path("there"),
+            path=Path("it"), labels=(), model={"vocab_size": tokens}, tokenizer=object, tokenizer_at=Path("there"),
             shapes=dict.fromkeys(weights),
         )  # fmt: skip
         own = SimpleNamespace(is_of=lambda theirs: same)
         run: Any = SimpleNamespace(labels=(), vocab_size=275, tokenizer=own)
         try:
             check_teacher(origin, teacher, config, run)
+            check_tokenizer(origin, run)
         except ConfigError as error:
             return str(error)
         return ""

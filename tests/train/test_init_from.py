@@ -235,26 +235,50 @@ def test_the_tokenizer_of_a_published_folder_is_found_as_convert_finds_it(
         (theirs / "vocab.txt").write_text("\n".join([*words, "a"]))
     if stored == "unreadable":
         with pytest.raises(CheckpointError, match=r"^The tokenizer of .*theirs cannot be read: .* Or remove its files"):
-            origin_at(theirs)
+            origin_at(theirs).tokenizer()
         return
     origin, lines = origin_at(theirs), list[str]()
-    beside = SimpleNamespace(tokenizer=ours, vocab_size=VOCAB_SIZE)
+    beside: Any = SimpleNamespace(tokenizer=ours, vocab_size=VOCAB_SIZE)
     if stored == "vocab.txt":
         for resize, said in (
             (False, rf"Set data\.tokenizer = '{theirs}', and make"),
             (True, "ids that both have: 0 is "),
         ):
             with pytest.raises(CheckpointError, match=said):
-                init_from._check_tokenizer(origin, beside, resize=resize)  # type: ignore[arg-type]
+                init_from._check_tokenizer(origin, beside, resize=resize)
         return
-    assert origin.tokenizer == (None if stored == "none" else ours.sha256)
+    assert origin.tokenizer() == (None if stored == "none" else ours.sha256)
     told: Any = SimpleNamespace(event=lambda *_, **__: None, say=lines.append)
     for tokenizer in (ours, None):
         beside = SimpleNamespace(tokenizer=tokenizer, vocab_size=VOCAB_SIZE)
-        begin_from(origin, build_state(run, Mesh(), VOCAB_SIZE, torch.device("cpu")), beside, told)  # type: ignore[arg-type]
+        known = init_from.compared(origin, beside, lambda: None, begins=True)
+        begin_from(known, build_state(run, Mesh(), VOCAB_SIZE, torch.device("cpu")), beside, told)
     unknown = " Whether ids mean the same tokens there and here is not known: "
-    without = ["the weights have no tokenizer."] * 2 if stored == "none" else ["", "the run has no tokenizer."]
+    without = ["the weights have no tokenizer." if stored == "none" else "", "the run has no tokenizer."]
     assert [line.partition(unknown)[2] for line in lines] == without
+
+
+@pytest.mark.parametrize("words", [["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"], ["a"]], ids=["another", "none"])
+def test_a_run_with_adapters_goes_on_beside_a_tokenizer_that_it_would_not_begin_with(
+    words: list[str], finished: Finished, corpus: TinyCorpus, tmp_path: Path
+) -> None:
+    """It began when a vocab.txt was not compared. And its adapters are used, which takes no tokenizer of the base."""
+    theirs, run = tmp_path / "theirs", tmp_path / "run"
+    assert here("convert", finished.folder, theirs).status == 0
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (theirs / name).unlink()
+    asked = ["train", write_config(corpus, tmp_path), "lora.rank=2", f"train.init_from={theirs}"]
+    assert forked(*asked, "train.steps=2").status == 0
+    (theirs / "vocab.txt").write_text("\n".join(words))
+    went_on = forked(*asked, "train.steps=3")
+    said = "has another tokenizer than data.tokenizer" if len(words) > 1 else "vocab.txt is no WordPiece vocabulary"
+    assert went_on.status == 0, went_on
+    (line,) = (line for line in went_on.out.splitlines() if line.startswith("Beside them the weights of "))
+    assert "as the run began with them. The run goes on with it, and would not begin with it now: " in line
+    assert said in line
+    assert forked("generate", run, "--prompt", "a", "--max-new-tokens", "1").status == 0
+    refused = forked(*asked, f"run.folder={tmp_path / 'new'}")
+    assert refused.status == 2 and said in refused.err
 
 
 RESIZED = ("model.vocab_size=300", "model.seq_length=24", "train.init_from_resize=true")
@@ -354,7 +378,7 @@ def test_what_was_published_with_a_base_is_asked_for_where_the_run_does_not_know
 ) -> None:
     monkeypatch.setattr(init_from, "shards_of", lambda state, base: [])
     corpus, told = SimpleNamespace(tokenizer=None, vocab_size=50), Told()
-    origin: Any = SimpleNamespace(path="base", what="a model", published_by=lambda tokenizer, size: f"of {size}")
+    origin: Any = SimpleNamespace(path="base", what="a model", published_by=lambda _, size: f"of {size}", note="")
     for known, expected in (("of the run", "of the run"), (None, "of 50")):
         state: Any = SimpleNamespace(
             published=known, base=SimpleNamespace(weights=frozenset(), fill=lambda shards: None),
@@ -373,7 +397,7 @@ def test_another_tokenizer_must_agree_on_the_ids_that_both_have(
     content["model"]["vocab"] |= {names[40]: 41, names[41]: 40}
     content["model"]["merges"] = []
     (tmp_path / "other.json").write_text(json.dumps(content))
-    origin = Origin(source, "a checkpoint", {}, {}, 0, "?", source, lambda _: None, nothing_published)
+    origin = Origin(source, "a checkpoint", {}, {}, 0, lambda: "?", source, lambda _: None, nothing_published)
     with pytest.raises(CheckpointError, match="2 ids that both have: 40 is "):
         check_common_tokens(origin, Tokenizer.load(tmp_path / "other.json"))
     check_common_tokens(origin, Tokenizer.load(source))
@@ -391,13 +415,13 @@ def test_a_run_asks_for_tokens_alike_whether_or_not_it_may_resize(
     ours: Any = SimpleNamespace(tokenizer=Tokenizer.load(tmp_path / "other.json"))
     known = Tokenizer.load(finished.newest).sha256
     origin = Origin(
-        finished.newest, "a checkpoint", {}, {}, 0, known, finished.newest, lambda _: None, nothing_published
+        finished.newest, "a checkpoint", {}, {}, 0, lambda: known, finished.newest, lambda _: None, nothing_published
     )
     said = "differ in 2 ids that both have" if resize else "the same id would mean different text"
     with pytest.raises(CheckpointError, match=said):
         init_from._check_tokenizer(origin, ours, resize=resize)
-    init_from._check_tokenizer(replace(origin, tokenizer=None), ours, resize=resize)
-    init_from._check_tokenizer(replace(origin, tokenizer=ours.tokenizer.sha256), ours, resize=resize)
+    init_from._check_tokenizer(replace(origin, tokenizer=lambda: None), ours, resize=resize)
+    init_from._check_tokenizer(replace(origin, tokenizer=lambda: ours.tokenizer.sha256), ours, resize=resize)
     init_from._check_tokenizer(origin, SimpleNamespace(tokenizer=None), resize=resize)  # type: ignore[arg-type]
 
 
@@ -413,7 +437,7 @@ def test_a_run_asks_for_tokens_alike_whether_or_not_it_may_resize(
 def test_of_weights_that_lack_some_or_rows_of_them_the_rest_is_drawn(
     shapes: dict[str, tuple[int, ...]], is_drawn: bool, tmp_path: Path
 ) -> None:
-    origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, None, tmp_path, lambda _: None, nothing_published)
+    origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, lambda: None, tmp_path, lambda _: None, nothing_published)
     assert origin.leaves_drawn({"table": Weight("table", (40, 8)), "bias": Weight("bias", (8,))}) == is_drawn
 
 
@@ -423,7 +447,7 @@ def test_a_frozen_weight_of_another_size_is_not_the_bases(tmp_path: Path) -> Non
     state: Any = SimpleNamespace(model=SimpleNamespace(architecture=SimpleNamespace(weights=lambda: weights)))
     shapes = {"same": (3, 2), "grown": (2, 2), "trained": (3, 2)}
     (tmp_path / "model.safetensors").touch()
-    origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, None, tmp_path, lambda _: None, nothing_published)
+    origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, lambda: None, tmp_path, lambda _: None, nothing_published)
     assert based_on(origin, state, Mesh().world).weights == {"same"}
 
 
@@ -445,7 +469,16 @@ def test_a_classifier_is_taken_where_its_numbers_mean_the_runs_labels(
     shapes = {"embedding.tokens.weight": (200, 16), "head.classifier.weight": (3, 16)}
     model = model_metadata(config.model, 200)
     origin = Origin(
-        tmp_path, "a published BERT", model, shapes, 0, None, tmp_path, lambda _: None, nothing_published, labels
+        tmp_path,
+        "a published BERT",
+        model,
+        shapes,
+        0,
+        lambda: None,
+        tmp_path,
+        lambda _: None,
+        nothing_published,
+        labels,
     )
     found = init_from._without_other_answers(origin, config, corpus)
     assert found.unused == (set() if is_taken else {"head.classifier.weight"})

@@ -72,6 +72,7 @@ def test_each_stage_reads_its_own_part_of_a_teacher(
     monkeypatch.setattr(teacher, "teacher_model", lambda path: settings.model)
     monkeypatch.setattr(teacher, "origin_together", lambda path, ranks, named_by: origin)
     monkeypatch.setattr(teacher, "check_teacher", lambda *_: None)
+    monkeypatch.setattr(teacher, "compared", lambda origin, *_, **__: origin)
     monkeypatch.setattr(teacher, "matching_of", lambda *_, **__: None)
     stage = paper_mesh(Layout(pp=2), rank)
     found = teacher.open_teacher(settings, stage, open_corpus(settings), torch.device("cpu"), usual())
@@ -150,7 +151,7 @@ def test_a_teacher_is_looked_at_before_a_run_where_it_will_be_read(
     """One that has answered already is not, and one that runs beside the student always is."""
     found: list[str] = []
     monkeypatch.setattr(taught, "_checked", lambda *_: found.append("stored"))
-    monkeypatch.setattr(taught, "teacher_together", lambda *_: found.append("teacher"))
+    monkeypatch.setattr(taught, "teacher_together", lambda *_, **__: found.append("teacher"))
     chosen = SimpleNamespace(teacher="teacher", top_k=top_k, store=str(tmp_path))
     if is_stored:
         (tmp_path / taught.ABOUT).write_text("{}")
@@ -170,6 +171,7 @@ def test_all_ranks_end_where_one_cannot_read_the_teacher(
     settings = config(corpus, tmp_path, "distillation.teacher=teacher")
     monkeypatch.setattr(teacher, "teacher_model", lambda path: settings.model)
     monkeypatch.setattr(teacher, "check_teacher", lambda *_: None)
+    monkeypatch.setattr(teacher, "compared", lambda origin, *_, **__: origin)
 
     def told(rank: int, num_ranks: int) -> list[str]:
         def checkpoint_at(path: Path) -> None:

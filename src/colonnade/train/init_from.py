@@ -6,7 +6,7 @@ the run before its memory is taken.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from colonnade.config.numbers import counted
 from colonnade.config.schema import Config
 from colonnade.data.label_names import compare_labels
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, ConfigError
 from colonnade.huggingface.cache import not_the_snapshot
 from colonnade.huggingface.folder import Published, is_published, open_published
 from colonnade.huggingface.peft import is_peft
@@ -59,8 +59,8 @@ class Origin:
     """Of the weights, by name."""
     others: int
     """Tensors that are no weights."""
-    tokenizer: str | None
-    """Its fingerprint; None: unknown."""
+    tokenizer: Callable[[], str | None]
+    """Its fingerprint; None: unknown. CheckpointError where it cannot be read: weights alone are used without it."""
     tokenizer_at: Path
     """The folder that has it, if any has."""
     fill: Callable[[Sequence[Shard]], None]
@@ -74,12 +74,8 @@ class Origin:
     end_by: Callable[[Tokenizer | None], int | None] = lambda _: None
     """The token that ends documents for them, to a tokenizer; None where nothing tells."""
 
-    def not_compared(self, ours: Tokenizer | None) -> str:
-        """What to say behind its name where nothing tells whether an id means one token to it and to a run."""
-        if self.tokenizer is not None and ours is not None:
-            return ""
-        which = "the weights have" if self.tokenizer is None else "the run has"
-        return f" Whether ids mean the same tokens there and here is not known: {which} no tokenizer."
+    note: str = ""
+    """What to say behind its name of whether ids mean the same tokens to it and to a run (`compared`)."""
 
     def leaves_drawn(self, stated: Mapping[str, Weight]) -> bool:
         """Whether it lacks weights of a model, or rows of them: there the model keeps what was drawn."""
@@ -101,8 +97,29 @@ def _checked(origin: Origin, config: Config, corpus: Corpus, begins: bool) -> Or
     _check_model(origin, config, corpus)
     if begins:
         _check_adapters(origin, config, corpus)
-    _check_tokenizer(origin, corpus, resize=config.train.init_from_resize)
-    return _without_other_answers(origin, config, corpus)
+    resize = config.train.init_from_resize
+    told = compared(origin, corpus, lambda: _check_tokenizer(origin, corpus, resize=resize), begins=begins)
+    return _without_other_answers(told, config, corpus)
+
+
+def compared(origin: Origin, corpus: Corpus, check: Callable[[], None], *, begins: bool) -> Origin:
+    """With what to say of its tokenizer beside the run's. Where it is another, `check` raises ConfigError or
+    CheckpointError; a run that has begun beside it, as earlier versions let it, goes on.
+    """
+    try:
+        check()
+        return replace(origin, note=_not_compared(origin, corpus.tokenizer))
+    except (CheckpointError, ConfigError) as error:
+        if begins:
+            raise
+        return replace(origin, note=f" The run goes on with it, and would not begin with it now: {error}")
+
+
+def _not_compared(origin: Origin, ours: Tokenizer | None) -> str:
+    if ours is not None and origin.tokenizer() is not None:
+        return ""
+    which = "the run has" if ours is None else "the weights have"
+    return f" Whether ids mean the same tokens there and here is not known: {which} no tokenizer."
 
 
 def _without_other_answers(origin: Origin, config: Config, corpus: Corpus) -> Origin:
@@ -157,7 +174,7 @@ def read_base(origin: Origin, state: TrainState, corpus: Corpus, monitor: Monito
     """
     state.published = state.published or origin.published_by(corpus.tokenizer, corpus.vocab_size)
     fill_base_(state)
-    monitor.say(f"Beside them the weights of {origin.path}, {origin.what}, as the run began with them.")
+    monitor.say(f"Beside them the weights of {origin.path}, {origin.what}, as the run began with them.{origin.note}")
 
 
 @torch.no_grad()
@@ -191,7 +208,7 @@ def _of_checkpoint(path: Path, found: Path | None, named_by: str, *, looks: bool
         model=as_now(manifest.metadata.get("model", {})),
         shapes=weights,
         others=len(manifest.tensors) - len(weights),
-        tokenizer=metadata.tokenizer_sha256,
+        tokenizer=lambda: metadata.tokenizer_sha256,
         tokenizer_at=found,
         fill=partial(_fill_from_checkpoint, found, manifest, tuple(weights)),
         published_by=partial(published_at, found, manifest),
@@ -208,20 +225,24 @@ def _fill_from_checkpoint(path: Path, manifest: Manifest, weights: tuple[str, ..
 def _of_published(path: Path) -> Origin:
     published = open_published(path, whole=False)
     published.check_seconds()
-    tokenizer = tokenizer_in(path)
     return Origin(
         path=path,
         what=f"a published {published.family.title}",
         model=model_metadata(published.model, published.vocab_size),
         shapes={name: source.weight.shape for name, source in published.sources.items()},
         others=0,
-        tokenizer=None if tokenizer is None else tokenizer.sha256,
+        tokenizer=cache(partial(_fingerprint_in, path)),
         tokenizer_at=path,
         fill=partial(_fill_from_published, published),
         published_by=partial(published_in, published),
         labels=published.labels,
         end_by=partial(end_in, published),
     )
+
+
+def _fingerprint_in(path: Path) -> str | None:
+    tokenizer = tokenizer_in(path)
+    return None if tokenizer is None else tokenizer.sha256
 
 
 def _fill_from_published(published: Published, shards: Sequence[Shard]) -> None:
@@ -278,10 +299,12 @@ def _scale(origin: Origin) -> float:
 
 
 def _check_tokenizer(origin: Origin, corpus: Corpus, *, resize: bool) -> None:
-    if origin.tokenizer is None or corpus.tokenizer is None or corpus.tokenizer.is_of(origin.tokenizer):
+    ours = corpus.tokenizer
+    theirs = None if ours is None else origin.tokenizer()
+    if ours is None or theirs is None or ours.is_of(theirs):
         return
     if resize:
-        check_common_tokens(origin, corpus.tokenizer)
+        check_common_tokens(origin, ours)
     else:
         raise CheckpointError(
             f"train.init_from = {str(origin.path)!r} has another tokenizer than data.tokenizer: the same id would mean "
@@ -341,7 +364,7 @@ def begin_from(origin: Origin, state: TrainState, corpus: Corpus, monitor: Monit
     monitor.say(
         f"Begun from {origin.path}, {origin.what}: {counted(len(taken), 'tensor')} taken; "
         f"left {_named(left)}{f' and {origin.others:,} of the optimizer' if origin.others else ''}; "
-        f"drawn anew {_named(new)}{_rows(origin, stated, resized)}.{origin.not_compared(corpus.tokenizer)}"
+        f"drawn anew {_named(new)}{_rows(origin, stated, resized)}.{origin.note}"
     )
 
 

@@ -71,23 +71,23 @@ def attach(state: TrainState, config: Config, corpus: Corpus, mesh: Mesh, monito
     chosen = config.distillation
     if chosen.teacher is None:
         return
+    begins = not _has_taught(config, mesh)
     folder, about = store_of(config), _checked(config, corpus, mesh)
     device, products = next(state.model.parameters()).device, state.model.parallel.products
     if chosen.top_k is None:
-        teacher = open_teacher(config, mesh, corpus, device, products)
+        teacher = open_teacher(config, mesh, corpus, device, products, begins=begins)
         on_all_ranks(lambda: _write_down(folder, about) if mesh.rank == 0 else None, mesh.world)
-        note = teacher.origin.not_compared(corpus.tokenizer)
-        monitor.say(f"Taught by {teacher.origin.path}, {teacher.origin.what}, which runs beside the student.{note}")
+        origin = teacher.origin
+        monitor.say(f"Taught by {origin.path}, {origin.what}, which runs beside the student.{origin.note}")
         state.teacher = teacher
         return
     blocks = _blocks(config, corpus, state)
     missing = _missing(folder, blocks, mesh)
     if missing:
-        teacher = open_teacher(config, mesh, corpus, device, products)
+        teacher = open_teacher(config, mesh, corpus, device, products, begins=begins)
         on_all_ranks(lambda: _write_down(folder, about) if mesh.rank == 0 else None, mesh.world)
-        samples = sum(len(block.asked) for block in missing)
-        note = teacher.origin.not_compared(corpus.tokenizer)
-        monitor.say(f"Asking {teacher.origin.path}, {teacher.origin.what}, about {samples:,} samples, once.{note}")
+        samples, origin = sum(len(block.asked) for block in missing), teacher.origin
+        monitor.say(f"Asking {origin.path}, {origin.what}, about {samples:,} samples, once.{origin.note}")
         _compute(teacher, missing, folder, config=config, corpus=corpus, mesh=mesh)
     state.teacher = Stored(folder, blocks[0].size, blocks[-1].stop, chosen.alpha, chosen.temperature)
 
@@ -98,11 +98,16 @@ def check(config: Config, corpus: Corpus, mesh: Mesh) -> None:
     """
     if config.distillation.teacher is None:
         return
-    is_stored = bool(broadcast_text("yes" if (store_of(config) / ABOUT).exists() else "", mesh.world))
+    is_stored = _has_taught(config, mesh)
     if is_stored:
         _checked(config, corpus, mesh)
     if config.distillation.top_k is None or not is_stored:
-        teacher_together(config, corpus, mesh)
+        teacher_together(config, corpus, mesh, begins=not is_stored)
+
+
+def _has_taught(config: Config, mesh: Mesh) -> bool:
+    """Whether it is written down whose word is stored, as the first rank sees it; every rank calls this."""
+    return bool(broadcast_text("yes" if (store_of(config) / ABOUT).exists() else "", mesh.world))
 
 
 def _checked(config: Config, corpus: Corpus, mesh: Mesh) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.tensor_parallel.placement import named_placements
 from colonnade.train.corpus import Corpus
 from colonnade.train.hidden_states import Listening, Matching, matching_of
-from colonnade.train.init_from import Origin, no_weights, origin_together
+from colonnade.train.init_from import Origin, compared, no_weights, origin_together
 from colonnade.train.metadata import config_of
 from colonnade.train.newest import checkpoint_at
 from colonnade.train.recovery import shard
@@ -116,9 +116,9 @@ def teacher_model(path: Path) -> ModelConfig:
     raise ConfigError(no_weights(path, NAMED_BY))
 
 
-def teacher_together(config: Config, corpus: Corpus, mesh: Mesh) -> tuple[Origin, ModelConfig]:
+def teacher_together(config: Config, corpus: Corpus, mesh: Mesh, *, begins: bool = True) -> tuple[Origin, ModelConfig]:
     """What distillation.teacher names; its weights are not read. ConfigError and CheckpointError, on all ranks, where
-    it cannot teach this run. Every rank calls this.
+    it cannot teach this run. `begins`: whether it has taught nothing yet. Every rank calls this.
     """
     assert config.distillation.teacher is not None, "there is a teacher"
     origin = origin_together(Path(config.distillation.teacher), mesh.world, NAMED_BY)
@@ -126,15 +126,17 @@ def teacher_together(config: Config, corpus: Corpus, mesh: Mesh) -> tuple[Origin
     def found() -> tuple[Origin, ModelConfig]:
         model = teacher_model(origin.path)
         check_teacher(origin, model, config, corpus)
-        return origin, model
+        return compared(origin, corpus, lambda: check_tokenizer(origin, corpus), begins=begins), model
 
     return on_all_ranks(found, mesh.world)
 
 
-def open_teacher(config: Config, mesh: Mesh, corpus: Corpus, device: torch.device, products: Products) -> Teacher:
-    """Read the teacher's part of this rank. ConfigError where it cannot teach this run; every rank calls this."""
+def open_teacher(
+    config: Config, mesh: Mesh, corpus: Corpus, device: torch.device, products: Products, *, begins: bool = True
+) -> Teacher:
+    """Read the teacher's part of this rank. Raises what `teacher_together` does; every rank calls this."""
     chosen = config.distillation
-    origin, model = teacher_together(config, corpus, mesh)
+    origin, model = teacher_together(config, corpus, mesh, begins=begins)
     architecture = architecture_of(model, corpus.vocab_size)
     every = chunks(architecture, ParallelConfig(pp=mesh.pp.size))
     units = every[mesh.pp.rank]
@@ -165,7 +167,9 @@ def _shards(model: Stack, tp: Axis) -> Iterator[Shard]:
 
 
 def check_teacher(origin: Origin, model: ModelConfig, config: Config, corpus: Corpus) -> None:
-    """ConfigError where a teacher speaks of other tokens, reads less, has adapters, or cannot be cut as the run is."""
+    """ConfigError where a teacher speaks of more or fewer tokens, reads less, has adapters, or cannot be cut as the run
+    is.
+    """
     student, where = config.model, f"distillation.teacher = {str(origin.path)!r}"
     if (model.kind, model.head) != (student.kind, student.head):
         raise ConfigError(
@@ -186,12 +190,6 @@ def check_teacher(origin: Origin, model: ModelConfig, config: Config, corpus: Co
             "a token has to be of the same token. Use a teacher with the run's tokenizer, or the "
             f"teacher's for the run ({origin.tokenizer_at})."
         )
-    theirs, ours = origin.tokenizer, corpus.tokenizer
-    if theirs is not None and ours is not None and not ours.is_of(theirs):
-        raise ConfigError(
-            f"{where} was trained with another tokenizer than data.tokenizer: the same id would mean different text. "
-            f"Set data.tokenizer = {str(origin.tokenizer_at)!r}, and make the token files with it."
-        )
     if top_k is not None and top_k > corpus.vocab_size:
         raise ConfigError(
             f"distillation.top_k = {top_k} is more than the vocabulary's {corpus.vocab_size:,} tokens. Use fewer; 16 "
@@ -203,6 +201,18 @@ def check_teacher(origin: Origin, model: ModelConfig, config: Config, corpus: Co
             f"long. Use a model.seq_length of at most {model.seq_length:,}."
         )
     _check_cut(where, model, config)
+
+
+def check_tokenizer(origin: Origin, corpus: Corpus) -> None:
+    """ConfigError where a teacher speaks of other tokens, CheckpointError where its own cannot be read."""
+    ours = corpus.tokenizer
+    theirs = None if ours is None else origin.tokenizer()
+    if theirs is not None and ours is not None and not ours.is_of(theirs):
+        raise ConfigError(
+            f"distillation.teacher = {str(origin.path)!r} was trained with another tokenizer than data.tokenizer: the "
+            f"same id would mean different text. Set data.tokenizer = {str(origin.tokenizer_at)!r}, and make the token "
+            "files with it."
+        )
 
 
 def _check_labels(where: str, origin: Origin, model: ModelConfig, config: Config, corpus: Corpus) -> None:
