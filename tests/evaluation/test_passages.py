@@ -53,6 +53,7 @@ BLANKS = normalizers.Replace(" ", "▁")
 KINDS = {
     "LLaMA 2": {"normalizer": normalizers.Sequence([normalizers.Prepend("▁"), BLANKS])},
     "Gemma": {"normalizer": BLANKS},
+    "none of its own": {"normalizer": normalizers.Sequence([normalizers.Strip(), BLANKS])},
     "Mistral": {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first", split=False)},
     "T5": {"pre_tokenizer": pre_tokenizers.Metaspace()},
 }

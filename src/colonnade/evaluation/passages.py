@@ -112,11 +112,11 @@ def _whole_word(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 
 def _behind_text(word: str, tokenizer: Tokenizer) -> list[int]:
-    """Tokens of a word behind a space. A tokenizer that puts a space of its own before a text, as LLaMA 2's does, and
-    so reads its first word as any other, is given none: it would make a token of the second, which no text has.
+    """Tokens of a word behind a space: those that it has behind itself. A tokenizer may put a space of its own before
+    a text, as LLaMA 2's does, and make a token of the second, which no text has; or drop the one there.
     """
-    alone = tokenizer.encode(word)
-    return alone if tokenizer.encode(f"{word} {word}") == 2 * alone else tokenizer.encode(f" {word}")
+    alone, twice = tokenizer.encode(word), tokenizer.encode(f"{word} {word}")
+    return twice[len(alone) :] if twice[: len(alone)] == alone else tokenizer.encode(f" {word}")
 
 
 def _last_token(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
