@@ -12488,6 +12488,13 @@ MUTATIONS = [
         ("tests/launch/test_slurm.py",),
     ),
     Mutation(
+        "one thread that is asked for in a batch script is taken for torchrun's word",
+        "launch/slurm.py",
+        '[ "${{OMP_NUM_THREADS:-1}}" != 1 ]',
+        '[ "$OMP_NUM_THREADS" ]',
+        ("tests/launch/test_slurm.py",),
+    ),
+    Mutation(
         "a run that has ended waits for a store that is gone to tell idle ranks, of which there are none",
         "launch/launch.py",
         "    if num_idle := int(os.environ.get(STARTED, size)) - size:\n",

@@ -312,6 +312,8 @@ def test_a_step_has_the_cores_that_its_job_was_given(config: Path, tmp_path: Pat
         (4, 0, "", "train.threads=0"),
         (1, 2, "", "train.threads=2"),
         (1, 0, "8", "train.threads=0"),
+        (1, 0, "1", "train.threads=1"),
+        (2, 0, "1", "train.threads=1"),
     ],
 )
 def test_ranks_share_the_cores_that_the_job_was_given(

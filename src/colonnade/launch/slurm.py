@@ -170,8 +170,12 @@ def _values(config: Config, job: Job, arguments: Sequence[str], python: str) -> 
     }
 
 
-# By default a step of Slurm may run on all cores of its machine, so that the ranks take them for theirs.
-_THREADS = ' $([ "$OMP_NUM_THREADS" ] || echo "train.threads=$((SLURM_CPUS_PER_TASK / {ranks}))")'
+# By default a step of Slurm may run on all cores of its machine, so that the ranks take them for theirs. Where these
+# read a 1, it may be torchrun's, and says nothing; here it is somebody's.
+_THREADS = (
+    ' $([ "${{OMP_NUM_THREADS:-1}}" != 1 ] || '
+    'echo "train.threads=${{OMP_NUM_THREADS:-$((SLURM_CPUS_PER_TASK / {ranks}))}}")'
+)
 _JOB = '"$SLURM_JOB_ID"'
 _STAGE = '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'  # the last stage's own number would stand for all of them
 _REQUEUE = 'scontrol requeue "$SLURM_JOB_ID"'
