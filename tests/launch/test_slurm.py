@@ -284,6 +284,12 @@ def test_a_job_leaves_alone_what_another_is_asked_that_has_the_run(config: Path,
         assert ended(config, tmp_path, '[ -e "$RUN/leave" ] && exit 5; exit 1') == (5, False)
 
 
+def test_where_nothing_can_be_locked_the_leave_of_a_job_before_is_taken_back(config: Path, tmp_path: Path) -> None:
+    """As on Lustre without its option `flock`: the job would leave behind its first step."""
+    refuses = "echo 'flock: 3: Function not implemented' >&2; exit 69"
+    assert ended(config, tmp_path, '[ -e "$RUN/leave" ] && exit 5; exit 0', flock=refuses) == (0, False)
+
+
 def test_the_last_stage_is_judged_by_itself(config: Path, tmp_path: Path) -> None:
     """Its own number stands for all stages, of which another may have been preempted."""
     assert ended(config, tmp_path, "exit 1", job=STAGES) == (1, False)
@@ -335,6 +341,7 @@ def ended(
     said: str = "JobState=RUNNING Reason=None",
     job: Job = ONE_RANK,
     keys: Sequence[str] = (),
+    flock: str = "",
 ) -> tuple[int, bool]:
     """(exit status of the script, whether its job is queued again), with such an srun and a job that Slurm shows so."""
     run, programs = tmp_path / "run", tmp_path / "bin"
@@ -348,7 +355,9 @@ def ended(
       "show job "*) echo "{PREEMPTED}";;
       *) echo node1;;
     esac"""
-    for name, body in (("srun", srun), ("scontrol", f'[ "$1" = requeue ] && echo "$2" >> {queued}; {shown}')):
+    commands = {"srun": srun, "scontrol": f'[ "$1" = requeue ] && echo "$2" >> {queued}; {shown}'}
+    commands |= {"flock": flock} if flock else {}
+    for name, body in commands.items():
         (programs / name).write_text(f"#!/bin/bash\n{body}\n")
         (programs / name).chmod(stat.S_IRWXU)
     text = script(load(config, [f"run.folder={run}", *keys]), job, [str(config)], sys.executable)

@@ -184,7 +184,8 @@ _BODY = r"""run={run}
 python=${{PYTHON:-{python}}}
 this=$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}
 mkdir -p "$run"
-flock -n "$run/lock" rm -f "$run/leave"  # of a job before; that of one that has the run is not for this one
+flock -n -E 9 "$run/lock" true  # 9: another job has the run, whose `leave` is not for this one
+[ $? -eq 9 ] || rm -f "$run/leave"
 newest() {{ ls -d "$run"/checkpoints/step_* 2>/dev/null | tail -n 1; }}
 before=$(newest)
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
