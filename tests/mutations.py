@@ -3024,8 +3024,15 @@ MUTATIONS = [
     Mutation(
         "the end of an earlier job of the same name ends a later one",
         "train/ending.py",
-        "isinstance(when, float) and when >= self._began",
+        "isinstance(when, float) and self._began <= when <= time.time()",
         "isinstance(when, float)",
+        ("tests/launch/test_torchrun.py",),
+    ),
+    Mutation(
+        "the end of an earlier job ends a later one where a clock is ahead",
+        "train/ending.py",
+        "self._began <= when <= time.time()",
+        "self._began <= when",
         ("tests/launch/test_torchrun.py",),
     ),
     Mutation(

@@ -80,13 +80,14 @@ def test_a_mistake_and_a_leave_are_final_and_what_may_pass_is_not(
     assert noted(note) == {"run": "another", "status": 99, "why": "it was asked to leave"}
 
 
+@pytest.mark.parametrize("when", [BEGAN - 0.5, BEGAN + 3600.0], ids=["older", "by a clock that is ahead"])
 def test_an_earlier_job_of_the_same_name_ends_no_later_one(
-    config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch
+    config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch, when: float
 ) -> None:
     """Whatever --rdzv-id says: what is older than torchrun's agent is no end of this job."""
     settings, note = load(config), tmp_path / "run" / FILE
     note.parent.mkdir()
-    earlier = {"run": "job", "status": 99, "why": "it was asked to leave", "time": BEGAN - 0.5}
+    earlier = {"run": "job", "status": 99, "why": "it was asked to leave", "time": when}
     note.write_text(json.dumps(earlier))
     under_torchrun.setenv("RANK", "1")
     with pytest.raises(ConfigError), ending(settings):

@@ -9,7 +9,8 @@ The ranks of later starts find the file, and end alike, before they import torch
 
 Torchrun's count of restarts does not say which starts are later ones: a machine whose ranks still live when those of
 another have ended starts them again without counting. An earlier job may have had the same name. So what counts is
-whether the note is older than torchrun's agent here.
+whether the note is older than torchrun's agent here. A note of times to come is of a machine whose clock is ahead, and
+does not tell.
 """
 
 import json
@@ -93,9 +94,9 @@ class _Note:
     def _is_later(self, when: object) -> bool:
         if self._began is None:
             return launch.attempt() > 0
-        return isinstance(when, float) and when >= self._began
+        return isinstance(when, float) and self._began <= when <= time.time()
 
     def _write(self, status: int | None, why: str) -> None:
-        content = {"run": self._run, "status": status, "why": why, "time": round(time.time(), 3)}
+        content = {"run": self._run, "status": status, "why": why, "time": time.time()}
         with suppress(OSError):
             write_whole(self._path, json.dumps(content).encode() + b"\n")
