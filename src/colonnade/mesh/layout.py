@@ -83,15 +83,22 @@ class Layout:
         return list(dict.fromkeys(together.get(rank, (rank,)) for rank in range(self.num_ranks)))
 
 
+def consecutive(numbers: Sequence[int]) -> list[list[int]]:
+    """[0, 1, 2, 5] -> [[0, 1, 2], [5]]."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
+
+
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 0-2 and 7`."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [part for run in runs for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
+    parts = [
+        part for run in consecutive(ranks) for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))
+    ]
     *others, last = parts
     listed = f"{', '.join(others)} and {last}" if others else last
     return f"rank{'s' * (len(ranks) > 1)} {listed}"

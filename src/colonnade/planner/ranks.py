@@ -14,7 +14,7 @@ from colonnade.architecture.statement import Architecture
 from colonnade.config.model import ModelConfig
 from colonnade.config.numbers import amount, counted
 from colonnade.config.schema import Config, ParallelConfig, TrainConfig
-from colonnade.mesh.layout import Layout
+from colonnade.mesh.layout import Layout, consecutive
 from colonnade.planner.kept import kept_of
 from colonnade.planner.memory import Memory, stage_memory
 from colonnade.planner.stand_in import Device, device_of
@@ -221,10 +221,4 @@ def _parts(memory: Memory) -> tuple[int, ...]:
 
 def stages_in_words(stages: Sequence[int]) -> str:
     """(0, 1, 2, 5) -> '0–2, 5'."""
-    runs: list[list[int]] = []
-    for stage in stages:
-        if runs and runs[-1][-1] == stage - 1:
-            runs[-1].append(stage)
-        else:
-            runs.append([stage])
-    return ", ".join("–".join(dict.fromkeys((str(run[0]), str(run[-1])))) for run in runs)
+    return ", ".join("–".join(dict.fromkeys((str(run[0]), str(run[-1])))) for run in consecutive(stages))
