@@ -32,13 +32,7 @@ Rates = Mapping[str, Mapping[str, float]]
 ARRAY = 1 << 26
 """Numbers of 4 bytes in each array that is copied: far more than any cache holds."""
 PRECISIONS = ("fp32", "bf16")
-OUTPUT, LINEAR, ATTENTION, UPDATE, REST = (
-    "output layer and loss",
-    "linear layers: products",
-    "attention",
-    "optimizer",
-    "all else: norms, activations, copies, embedding",
-)
+OUTPUT, LINEAR, ATTENTION, UPDATE = "output layer and loss", "linear layers: products", "attention", "optimizer"
 
 
 def measured() -> dict[str, Any]:
@@ -74,20 +68,27 @@ def parts(task: Task) -> dict[str, Part]:
     replicas, copies = 1 + (task.mode in REPLICATED), 1 + (task.mode == "dp")
     tokens = task.micro_batch_size * task.num_microbatches * task.seq_length * replicas
     h, s, layers = task.hidden_size, task.seq_length, task.num_layers
-    weights = architecture_of(reference_config(task).model, task.vocab_size).num_parameters
     return {
         OUTPUT: Part(flops=6.0 * tokens * h * task.vocab_size),
         LINEAR: Part(flops=6.0 * tokens * layers * 12 * h * h),
         ATTENTION: Part(flops=6.0 * tokens * layers * s * h),
-        UPDATE: Part(bytes=4.0 * weights * copies * (6 + replicas)),
+        UPDATE: Part(bytes=4.0 * num_weights(task) * copies * (6 + replicas)),
     }
+
+
+def num_weights(task: Task) -> int:
+    return architecture_of(reference_config(task).model, task.vocab_size).num_parameters
 
 
 def roofline(task: Task, limits: Mapping[str, Any]) -> dict[str, float]:
     """[s] That each of `parts` takes at least on this processor: one core, or all of them."""
-    flops = products_per_second(task, limits)
-    memory = limits["best_memory_gb_per_second"]["one core" if _is_alone(task) else "all cores"] * 1e9
+    flops, memory = products_per_second(task, limits), bandwidth(task, limits)
     return {name: part.flops / flops + part.bytes / memory for name, part in parts(task).items()}
+
+
+def bandwidth(task: Task, limits: Mapping[str, Any]) -> float:
+    """[bytes/s] To and from memory, at best, by the one core, or the two, that a task has."""
+    return float(limits["best_memory_gb_per_second"]["one core" if _is_alone(task) else "all cores"]) * 1e9
 
 
 def products_per_second(task: Task, limits: Mapping[str, Any]) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import hardware as hardware_of_benchmarks
-from benchmarks import kernel_pairs, speed_table, train_speed
+from benchmarks import kernel_pairs, speed_table, step_parts, train_speed
 from benchmarks import limits as limits_of_benchmarks
 from benchmarks.colonnade_step import build_step
 from benchmarks.pace import pace
@@ -89,6 +89,42 @@ def test_a_step_takes_its_products_and_the_bytes_of_its_update_at_least(
     flops = 6 * tokens * (384 * 50_304 + 6 * 12 * 384**2 + 6 * 256 * 384)
     seconds = flops / 120e9 / cores + WEIGHTS * bytes_each / (10e9 if cores == 1 else 15e9)
     assert speed_table.least_of(row, limits) == pytest.approx(1e3 * seconds)
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "part"),
+    [
+        ("colonnade::product_", [[48, 16], [48, 32], [32, 16]], limits_of_benchmarks.LINEAR),
+        ("colonnade::output_exponentials_", [[32, 16], [100, 16]], limits_of_benchmarks.OUTPUT),
+        ("aten::exp_", [[32, 100]], limits_of_benchmarks.OUTPUT),
+        ("aten::gelu_backward", [[8, 4, 48], [8, 4, 48]], step_parts.ACTIVATION),
+        ("colonnade::norm_backward", [[16], [8, 4, 16]], step_parts.NORMS),
+        ("aten::native_layer_norm", [[8, 4, 16], [16]], step_parts.NORMS),
+        ("aten::fill_", [[1600]], step_parts.GRADIENTS),
+        ("aten::linalg_vector_norm", [[25, 64]], step_parts.GRADIENTS),
+        ("aten::add", [[8, 4, 16], [8, 4, 16]], step_parts.REST),
+        ("aten::index", [[100, 16]], step_parts.REST),
+    ],
+)
+def test_operators_are_sorted_into_the_parts_of_a_step(operator: str, shapes: step_parts.Shapes, part: str) -> None:
+    assert step_parts.part_of(operator, shapes, vocab_size=100) == part
+
+
+def test_what_lies_between_products_goes_through_memory_once() -> None:
+    task = Task(
+        dtype="bf16", num_layers=3, hidden_size=16, num_heads=4, micro_batch_size=4, seq_length=8, vocab_size=64
+    )
+    found = step_parts.bytes_of_the_rest(task)
+    assert found[step_parts.ACTIVATION] == 3 * 5 * (32 * 64 * 2), (
+        "read and written forward, twice read and once backward"
+    )
+    assert found[step_parts.NORMS] == 7 * 5 * (32 * 16 * 2), "two of a layer, and the last"
+    assert found[step_parts.GRADIENTS] == 2 * 4 * (64 * 16 + 8 * 16 + 3 * (12 * 16 * 16 + 13 * 16) + 2 * 16)
+    limit = {"gflops_per_core": {"bf16": {"forward": {"a": 1.0}}}, "best_memory_gb_per_second": {"one core": 2.0}}
+    least = step_parts.least_ms(replace(task, threads=1), limit)
+    assert step_parts.REST not in least
+    assert least[step_parts.NORMS] == pytest.approx(found[step_parts.NORMS] / 2e6)
+    assert least[limits_of_benchmarks.LINEAR] == pytest.approx(6 * 32 * 3 * 12 * 16 * 16 / 1e6)
 
 
 def test_rates_of_cores_together_are_their_mean() -> None:
