@@ -12648,6 +12648,62 @@ MUTATIONS = [
         '"perplexity"',
         ("tests/serving/test_own_data.py",),
     ),
+    Mutation(
+        "of unlike ranks that hold the same box the last alone write it",
+        "checkpoint/agree.py",
+        "holders[held] += ranks[each.digest]",
+        "holders[held] = list(ranks[each.digest])",
+        ("tests/checkpoint/test_agree.py",),
+    ),
+    Mutation(
+        "what ranks hold is told over the group that they train over",
+        "checkpoint/agree.py",
+        "all_ranks(group)",
+        "all_ranks()",
+        ("tests/checkpoint/test_agree.py",),
+    ),
+    Mutation(
+        "an agreement for a thread is reached over the group that ranks train over",
+        "checkpoint/agree.py",
+        "process_group=group)",
+        "process_group=None)",
+        ("tests/checkpoint/test_agree.py",),
+    ),
+    Mutation(
+        "a manifest that was read before is parsed again",
+        "checkpoint/manifest.py",
+        "    if known is not None and _is_of(known, data):\n        return known\n    content = _content(path, data)\n",
+        "    content = _content(path, data)\n    if known is not None and _is_of(known, data):\n        return known\n",
+        ("tests/checkpoint/test_reading.py",),
+    ),
+    Mutation(
+        "a rank that wants no tensor checks no file",
+        "checkpoint/load.py",
+        "        if self.path is not None:\n            with ThreadPool",
+        "        if plan.items:\n            with ThreadPool",
+        ("tests/checkpoint/test_reading.py",),
+    ),
+    Mutation(
+        "a manifest that was read before is taken for one that has come in its place",
+        "checkpoint/manifest.py",
+        "if known is not None and _is_of(known, data):",
+        "if known is not None:",
+        ("tests/checkpoint/test_reading.py",),
+    ),
+    Mutation(
+        "a disk that is away is told as another checkpoint",
+        "checkpoint/manifest.py",
+        "    with suppress(FileNotFoundError):\n        if _is_of",
+        "    with suppress(OSError):\n        if _is_of",
+        ("tests/checkpoint/test_gone.py",),
+    ),
+    Mutation(
+        "the newest checkpoint is the last of the names",
+        "checkpoint/names.py",
+        "return found[max(found)] if found else None",
+        "return max(found.values(), default=None)",
+        ("tests/checkpoint/test_folders.py",),
+    ),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Sequence
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -26,15 +27,30 @@ def cut(half: int, num_tensors: int) -> list[Shard]:
 def agreed(shards: Sequence[Shard], *, grouped: bool = False) -> tuple[int, int, int]:
     """How many boxes this rank has told, in how many bytes, and how many bytes it is to write."""
     told: list[SavePlan] = []
-    create = module._Planner.create_local_plan
+    over: list[object] = []
+    group, create, ranks, save = (
+        background_group(60.0) if grouped else None,
+        module._Planner.create_local_plan,
+        module.all_ranks,
+        module.save_distributed,
+    )
 
     def created(planner: module._Planner) -> SavePlan:
         told.append(create(planner))
         return told[-1]
 
-    with patch.object(module._Planner, "create_local_plan", created):
-        agreement = agree(shards, background_group(60.0) if grouped else None)
+    def saved(*arguments: Any, process_group: object, **more: Any) -> object:
+        over.append(process_group)
+        return save(*arguments, process_group=process_group, **more)
+
+    with (
+        patch.object(module._Planner, "create_local_plan", created),
+        patch.object(module, "all_ranks", lambda group: (over.append(group), ranks(group))[1]),
+        patch.object(module, "save_distributed", saved),
+    ):
+        agreement = agree(shards, group)
     (plan,) = told
+    assert over == [group] * 2, "what is said is said there"
     return len(plan.planner_data.boxes or []), len(pickle.dumps(plan)), agreement.num_bytes
 
 
@@ -56,6 +72,33 @@ def test_what_is_told_of_a_box_is_a_few_numbers() -> None:
     """And no objects, which take three times the bytes, and many times as long to be read."""
     (_, few, _), (_, many, _) = agreed(whole(10)), agreed(whole(1010))
     assert many - few < 60 * 1000
+
+
+def planned(*ranks: Sequence[Shard]) -> list[list[str]]:
+    """Of which tensors each of these ranks is to write something."""
+    boxes = [module._boxes(shards) for shards in ranks]
+    firsts = [boxes.index(each) for each in boxes]
+    told = [
+        module._Told(str(first), each if first == rank else None)
+        for rank, (first, each) in enumerate(zip(firsts, boxes, strict=True))
+    ]
+    plans = [SavePlan([], planner_data=each) for each in told]
+    shared, _ = module._Planner(told[0], {}).create_global_plan(plans)
+    return [[name for name, *_ in plan.planner_data] for plan in shared]
+
+
+def test_what_ranks_write_is_shared_by_its_bytes() -> None:
+    """And not by how many numbers there are, where tensors are of several types."""
+    wide = Shard("wide", (1200,), (0,), torch.zeros(1200, dtype=torch.float64))
+    narrow = [Shard(f"narrow{n}", (1200,), (0,), torch.zeros(1200, dtype=torch.bfloat16)) for n in range(3)]
+    assert planned([wide, *narrow], [wide, *narrow]) == [["wide"], ["narrow0", "narrow1", "narrow2"]]
+
+
+def test_a_box_that_unlike_ranks_hold_is_written_by_any_of_them() -> None:
+    """As the weights of norms are, beside halves of matrices."""
+    norms = [Shard(f"norm{n}", (64,), (0,), torch.zeros(64)) for n in range(4)]
+    written = planned([*cut(0, 1), *norms], [*cut(1, 1), *norms])
+    assert [sorted(names) for names in written] == [["norm0", "norm2", "w0"], ["norm1", "norm3", "w0"]]
 
 
 def whole(num_tensors: int) -> list[Shard]:

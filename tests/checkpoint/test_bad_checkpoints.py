@@ -189,6 +189,7 @@ def test_damage_without_hashes_is_still_no_traceback(path: Path) -> None:
     file = path / "__0_0.distcp"
     file.write_bytes(bytes(file.stat().st_size))
     assert "is damaged" in refused(lambda: load(path, shards(), check_hashes=False))
+    assert "not those that were written" in refused(lambda: load(path, shards())), "with them the file is told"
 
 
 def test_hashes_may_be_left_out(path: Path) -> None:

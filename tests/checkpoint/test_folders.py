@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from colonnade.checkpoint.folders import discard_after, publish, set_aside_damaged, tidy
-from colonnade.checkpoint.names import checkpoints_in
+from colonnade.checkpoint.names import checkpoints_in, newest_in, newest_step
 
 
 def make(folder: Path, *steps: int) -> None:
@@ -240,3 +240,5 @@ def test_a_step_has_one_name(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).mkdir()
     assert list(checkpoints_in(tmp_path)) == [7, 99_999_999, 100_000_000], "in the order of steps, not of names"
+    assert newest_in(tmp_path) == tmp_path / "step_100000000" and newest_step(tmp_path) == 100_000_000
+    assert newest_in(tmp_path / "step_9") is newest_in(tmp_path / "nowhere") is None

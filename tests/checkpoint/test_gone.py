@@ -1,6 +1,7 @@
 """A checkpoint that its run deletes, or saves anew, while something else reads it: told as that, wherever that is."""
 
 import dataclasses
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -16,10 +17,11 @@ import torch
 from torch import Tensor
 
 from colonnade.checkpoint import confined
+from colonnade.checkpoint import manifest as manifests
 from colonnade.checkpoint.confined import open_plain
 from colonnade.checkpoint.folders import take_away
 from colonnade.checkpoint.load import load
-from colonnade.checkpoint.manifest import check_sizes, read_manifest, verify
+from colonnade.checkpoint.manifest import Manifest, check_sizes, check_unchanged, read_manifest, verify
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import save
 from colonnade.convert.adapted import Adapted, _weights_at
@@ -193,6 +195,15 @@ def test_a_checkpoint_in_whose_place_is_one_without_some_of_its_files_is_not_dam
     assert "config.toml" in missing
     with pytest.raises(GoneError, match="was replaced while it was read"):
         check_sizes(path, dataclasses.replace(manifest, files=missing))
+
+
+def test_a_disk_that_is_away_is_not_told_as_another_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(path: Path, most: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(manifests, "read_plain", away)
+    with pytest.raises(OSError, match="Input/output error"):
+        check_unchanged(tmp_path, Manifest(1, {}, {}, {}, "a digest"))
 
 
 def test_a_run_begins_from_the_weights_that_it_has_looked_at(finished: Finished, tmp_path: Path) -> None:

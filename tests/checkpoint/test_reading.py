@@ -6,11 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 
 from colonnade.checkpoint import manifest
 from colonnade.checkpoint.confined import read_plain
-from colonnade.checkpoint.load import MOST_LINES, check_model, files_needed, load, load_found
-from colonnade.checkpoint.manifest import Manifest, SavedTensor, StoredShard, hash_file, verify
+from colonnade.checkpoint.load import MOST_LINES, _Reader, check_model, files_needed, load, load_found
+from colonnade.checkpoint.manifest import (
+    Manifest,
+    SavedTensor,
+    StoredShard,
+    check_sizes,
+    hash_file,
+    read_manifest,
+    verify,
+)
 from colonnade.checkpoint.plan import Box, Shard
 from colonnade.checkpoint.save import save
 from colonnade.errors import CheckpointError
@@ -124,3 +134,47 @@ def test_whoever_verifies_a_checkpoint_is_told_each_file_and_which_is_missing(tm
     (path / "__0_0.distcp").unlink()
     with pytest.raises(CheckpointError, match=r"step_00000001 is damaged: __0_0\.distcp is missing"):
         verify(path)
+
+
+def test_a_manifest_that_was_read_before_is_taken_where_it_is_still_that_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another is in its place, that one is read: whoever finds a checkpoint may find a later one."""
+
+    def saved(value: float) -> Path:
+        return save(tmp_path, 1, [Shard("w", (3,), (0,), torch.full((3,), value))], {"model": {}, "value": value})
+
+    path, wanted = saved(1.0), [Shard("w", (3,), (0,), torch.zeros(3))]
+    known = read_manifest(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "parse", lambda text: pytest.fail("its text is parsed again"))
+        assert read_manifest(path, known) is known
+    for value in (1.0, 2.0):
+        found = load_found(lambda: path, wanted, model={}, check=lambda *_: None, known=known)
+        assert found is not None and found[1].metadata["value"] == value and wanted[0].data.tolist() == [value] * 3
+        saved(2.0)
+    assert read_manifest(path, known).metadata["value"] == 2.0
+
+
+def test_the_sizes_of_those_files_are_looked_at_that_are_named(tmp_path: Path) -> None:
+    """Of none where none is, as on one of more ranks than there are files; of all where nobody says which."""
+    path = save(tmp_path, 1, [Shard("w", (3,), (0,), torch.ones(3))], {})
+    contents = read_manifest(path)
+    (path / "__0_0.distcp").unlink()
+    for names in ((), (".metadata",)):
+        check_sizes(path, contents, names)
+    for names in (("__0_0.distcp",), None):
+        with pytest.raises(CheckpointError, match=r"__0_0\.distcp is missing"):
+            check_sizes(path, contents, names)
+
+
+@pytest.mark.parametrize("change", [b"", b"x"])
+def test_a_rank_that_wants_no_tensor_checks_its_share_of_the_files(tmp_path: Path, change: bytes) -> None:
+    path = save(tmp_path, 1, [Shard("w", (3,), (0,), torch.ones(3))], {}, extra_files={"a.toml": b"y"})
+    reader = _Reader(lambda: path, check_hashes=True)
+    reader.set_up_storage_reader(Metadata({}), is_coordinator=False)
+    share, planner = LoadPlan([], storage_data=["a.toml"]), LoadPlanner  # which is asked for nothing
+    reader.read_data(share, planner)  # type: ignore[arg-type]
+    (path / "a.toml").write_bytes(change)
+    with pytest.raises(CheckpointError, match=r"a\.toml is damaged"):
+        reader.read_data(share, planner)  # type: ignore[arg-type]
