@@ -12704,6 +12704,48 @@ MUTATIONS = [
         "return max(found.values(), default=None)",
         ("tests/checkpoint/test_folders.py",),
     ),
+    Mutation(
+        "below a file of a storage with errors of its own nothing is known to be missing",
+        "storage.py",
+        "frozenset({errno.ENOENT, errno.ENOTDIR})",
+        "frozenset({errno.ENOENT})",
+        ("tests/test_storage.py",),
+    ),
+    Mutation(
+        "a connection that ends before an answer begins is told as wrong data",
+        "storage.py",
+        'frozenset({"ClientConnectionError", ',
+        "frozenset({",
+        ("tests/test_storage.py",),
+    ),
+    Mutation(
+        "an error that was dealt with says that a server is not reached",
+        "storage.py",
+        "found.__cause__ or (None if found.__suppress_context__ else found.__context__)",
+        "found.__cause__ or found.__context__",
+        ("tests/test_storage.py",),
+    ),
+    Mutation(
+        "an answer without a status is an error of the program",
+        "storage.py",
+        'answer.get("ResponseMetadata", {}).get("HTTPStatusCode")',
+        'answer["ResponseMetadata"]["HTTPStatusCode"]',
+        ("tests/test_storage.py",),
+    ),
+    Mutation(
+        "a file that may not be read is missing in a storage with errors of its own",
+        "storage.py",
+        "frozenset({errno.ENOENT, errno.ENOTDIR})",
+        "frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES})",
+        ("tests/test_storage.py",),
+    ),
+    Mutation(
+        "a storage that tells a status in words and in a number tells none",
+        "storage.py",
+        "next((each for each in known if type(each) is int), told)",
+        "next((each for each in known if each is not None), told)",
+        ("tests/test_storage.py",),
+    ),
 ]
 
 

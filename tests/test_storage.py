@@ -129,7 +129,8 @@ def by_boto(status: int) -> Exception:
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 def test_a_server_that_is_too_busy_to_answer_is_not_reached(status: int) -> None:
     """As packages tell of it."""
-    for error in (answered(status=status), answered(status_code=status), answered(code=status), by_boto(status)):
+    by_name = (answered(status=status), answered(status_code=status), answered(code=status))
+    for error in (*by_name, answered(status="UNAVAILABLE", code=status), by_boto(status)):
         assert unreached(error) is error
 
 
@@ -137,19 +138,38 @@ def test_a_server_that_is_too_busy_to_answer_is_not_reached(status: int) -> None
     "error",
     [
         *(FileNotFoundError("a"), OSError(errno.EIO, "I/O"), OfAPackage(), ValueError()),
-        *(answered(status=403), answered(code="503"), answered(response="503"), by_boto(404)),
+        *(answered(status=403), answered(code="503"), answered(response="503"), answered(response={}), by_boto(404)),
     ],
 )
 def test_what_a_server_answers_is_no_server_that_is_not_reached(error: Exception) -> None:
     assert unreached(error) is None
 
 
+@pytest.mark.parametrize("kind", ["ClientConnectionError", "ServerDisconnectedError", "ClientPayloadError"])
+def test_an_answer_that_breaks_off_is_told_of_the_connection(kind: str) -> None:
+    """By the names that aiohttp has for it. What a package has dealt with is no reason of what it raises then."""
+    broken = type(kind, (Exception,), {})()
+    numbers = (errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+    for error in (broken, answered(status=503), *(ClientConnection(number, "a") for number in numbers)):
+        missing = FileNotFoundError("http://host/a")
+        missing.__cause__ = error
+        assert unreached(missing) is error
+        missing = FileNotFoundError("http://host/a")
+        missing.__context__, missing.__suppress_context__ = error, True
+        assert unreached(missing) is None
+
+
 @pytest.mark.parametrize(
-    "error", [OfAPackage(), PermissionError("Forbidden"), TimeoutError(), ClientConnection(errno.EIO, "a")]
+    "error",
+    [
+        *(OfAPackage(), PermissionError("Forbidden"), TimeoutError()),
+        *(ClientConnection(number, "a") for number in (errno.EIO, errno.EACCES)),
+    ],
 )
 def test_a_storage_that_cannot_tell_whether_a_file_is_there_does_not_say_that_none_is(error: Exception) -> None:
     """Most say so if they are asked whether it exists."""
-    missing = [FileNotFoundError("a"), NotADirectoryError("a"), ClientConnection(errno.ENOENT, "a")]
+    missing = [FileNotFoundError("a"), NotADirectoryError("a")]
+    missing += [ClientConnection(number, "a") for number in (errno.ENOENT, errno.ENOTDIR)]
     told: list[Exception | dict[str, Any]] = [{"name": "a"}, *missing, error]
 
     class Told(AbstractFileSystem):  # type: ignore[misc]
@@ -159,7 +179,7 @@ def test_a_storage_that_cannot_tell_whether_a_file_is_there_does_not_say_that_no
                 raise answer
             return answer
 
-    assert [is_there(Told(), "a") for _ in range(4)] == [True, False, False, False]
+    assert [is_there(Told(), "a") for _ in range(5)] == [True, *[False] * 4]
     with pytest.raises(type(error)):
         is_there(Told(), "a")
     told.append(error)
