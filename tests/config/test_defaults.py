@@ -110,7 +110,8 @@ def test_floor_and_warm_up_follow_from_the_rest() -> None:
 
 @pytest.mark.parametrize(("written", "kept"), [("", 1), ("revision = 1\n", 1), ("revision = 2\n", None)])
 def test_a_run_keeps_the_revision_of_its_samples(tmp_path: Path, written: str, kept: int | None) -> None:
-    """The first one where it says none; what is written wins."""
-    (tmp_path / "config.toml").write_text(f'[data]\ntrain = "x"\n{written}')
-    assert kept_from_run({}, tmp_path).get("data.revision") == kept
+    """The first one where it says none, beside what else it keeps; what is written wins."""
+    (tmp_path / "config.toml").write_text(f'[model]\ndropout = 0.1\n[data]\ntrain = "x"\n{written}')
+    expected = {"model.dropout": 0.1} | ({} if kept is None else {"data.revision": kept})
+    assert kept_from_run({}, tmp_path) == expected
     assert "data.revision" not in kept_from_run({"data": {"revision": 1}}, tmp_path)

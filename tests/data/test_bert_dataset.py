@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from hashlib import sha256
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -327,6 +327,22 @@ def test_a_text_from_elsewhere_is_as_long_as_the_one_that_it_replaces(
             assert told == label
             lengths.append((len(first), len(second)))
         assert lengths[0] == lengths[1]
+
+
+@pytest.mark.parametrize(("within", "lengths"), [(False, [3, 15, 9, 16]), (True, [3, 2, 7, 5])])
+def test_a_text_from_elsewhere_is_the_nearest_of_those_that_are_tried(
+    file: TokenFile, within: bool, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none is as long. What begins within a sentence lacks its first token at least."""
+    data, tried = opened(file, BertCut("next", short=0.0), seq_length=32), list[int]()
+
+    def sentences(*_: object) -> list[Any]:
+        tried.append(lengths[len(tried)])
+        return [np.arange(tried[-1])]
+
+    monkeypatch.setattr(data, "_sentences", sentences)
+    found = data._elsewhere(0, 8, 0, 20, Labelled(1, 0), within=within)
+    assert tried == lengths and found.tolist() == (list(range(1, 7)) if within else list(range(9)))
 
 
 def test_a_text_from_elsewhere_is_not_empty_where_other_samples_are_of_one_token(tmp_path: Path) -> None:

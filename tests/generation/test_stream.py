@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -87,20 +88,35 @@ def test_a_text_that_goes_on_with_its_prompt_is_as_that_of_both(kind: str, tmp_p
     """
     tokenizer = of_kind(kind, tmp_path)
     both = PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_str(tokenizer.to_json()))
-    decode = partial(both.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     new = tokenizer.encode("walk walking walk")
     goes_on = tokenizer.encode("walking")[1:] + new
     control = [next(iter(tokenizer.special_ids))]
     told = [tokenizer.encode(text) for text in ("walk", "walking walk", "walk 世", " ")] + [control]
     told += [tokenizer.encode("walk walk") + control]
-    for tokens in (new, goes_on):
+    given = [list(prompt) for prompt in told]
+    for tokens, skip in product((new, goes_on, tokenizer.encode("世")[-3:] + new), (True, False)):
+        decode = partial(both.decode, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
         generated = [each for number in range(len(told)) for each in as_generated(tokens, number)]
-        deltas = list(stream_text(generated, tokenizer, prompts=told))
+        deltas = list(stream_text(generated, tokenizer, prompts=told, skip_special=skip))
         for number, prompt in enumerate(told):
             text = "".join(delta.text for delta in deltas if delta.prompt == number)
             assert decode(prompt) + text == decode(prompt + tokens), prompt
-        anew = "".join(delta.text for delta in stream_text(as_generated(tokens), tokenizer))
-        assert anew == decode(tokens)
+        anew = "".join(delta.text for delta in stream_text(as_generated(tokens), tokenizer, skip_special=skip))
+        assert anew == decode(tokens) and told == given
+
+
+def test_tokens_are_decoded_behind_few_of_a_long_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is before a token is decoded again with it."""
+    tokenizer, decode, decoded = of_kind("LLaMA 2", tmp_path), Tokenizer.decode, list[int]()
+
+    def noted(self: Tokenizer, ids: list[int], *, skip_special: bool) -> str:
+        decoded.append(len(ids))
+        return decode(self, ids, skip_special=skip_special)
+
+    prompt, new = tokenizer.encode("walk " * 1000 + "世"), tokenizer.encode("walk walk")
+    monkeypatch.setattr(Tokenizer, "decode", noted)
+    deltas = stream_text(as_generated(new), tokenizer, prompts=[prompt])
+    assert [delta.text for delta in deltas] == [" walk", " walk"] and sum(decoded) < 50
 
 
 def test_the_end_of_document_is_no_text() -> None:
