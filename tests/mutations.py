@@ -12830,6 +12830,27 @@ MUTATIONS = [
         "return kept_revision(content, folder) or kept",
         ("tests/config/test_defaults.py",),
     ),
+    Mutation(
+        "what macOS puts beside a model is taken for a tokenizer",
+        "huggingface/tokenizer.py",
+        "[!.]*.model",
+        "*.model",
+        ("tests/convert/test_their_tokenizer.py",),
+    ),
+    Mutation(
+        "a job's number has what sbatch says before it",
+        "corpus/slurm.py",
+        'said.split()[-1].partition(";")[0]',
+        'said.strip().partition(";")[0]',
+        ("tests/corpus/test_slurm.py",),
+    ),
+    Mutation(
+        "ranks that answer share a request over an axis",
+        "cli.py",
+        "broadcast_text(line, mesh.world)",
+        "broadcast_text(line, mesh.tp)",
+        ("tests/test_options.py",),
+    ),
 ]
 
 

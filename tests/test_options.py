@@ -20,6 +20,7 @@ from colonnade.examples import formats, make
 from colonnade.examples.conversations import Conversation
 from colonnade.generation.sampling import Sampling
 from colonnade.launch import launch, slurm
+from colonnade.mesh import agreement
 from colonnade.report import watch as watching
 from colonnade.report import write
 from colonnade.serving import encoder, measure, options, own_data, predict, ranks, trained
@@ -61,7 +62,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
         tokenizer = SimpleNamespace(spelled=lambda text: [])
         settings = SimpleNamespace(model=SimpleNamespace(seq_length=16))
         model = SimpleNamespace(path=path, config=settings, tokenizer=tokenizer)
-        yield model, SimpleNamespace(rank=told.get("rank", 0))
+        yield model, SimpleNamespace(rank=told.get("rank", 0), world="all ranks")
 
     def check_options(checkpoint: Path, *, more: object, **named: Any) -> None:
         told["checked"] = {"path": checkpoint, **named}
@@ -375,6 +376,9 @@ def test_ranks_that_answer_hold_the_model_that_was_asked_for(told: Told, monkeyp
     here("rank-of-answers", "run", *how)
     asked = {"tp": 2, "pp": 3, "dp": 4, "device": "cpu", "precision": "bf16", "threads": 5, "base": Path("b")}
     assert told["opened"] == {"path": Path("run"), **asked} and told["serve options"]["is_first"]
+    monkeypatch.setattr(agreement, "broadcast_text", noting(told, "broadcast", answer="from rank 0"))
+    here("rank-of-answers", "run", *how)
+    assert told["serve"][1]("a line") == "from rank 0" and told["broadcast"] == ("a line", "all ranks")
     monkeypatch.setattr(launch, "is_rank", lambda: False)
     monkeypatch.setattr(launch, "run_ranks", noting(told, "ranks", answer=0))
     here("rank-of-answers", "run", *how)

@@ -85,5 +85,12 @@ def test_what_lies_beside_a_base_is_kept_where_neither_it_nor_its_adapters_have_
 def test_no_tokenizer_is_passed_over_for_what_its_file_is_called(name: str, tmp_path: Path) -> None:
     """One that cannot be read is told, and not taken for none."""
     (tmp_path / name).write_bytes(b"\xff")
-    with pytest.raises(CheckpointError, match=r"^The tokenizer of .* cannot be read: .* Or remove its files"):
+    with pytest.raises(
+        CheckpointError, match=rf"^The tokenizer of {tmp_path} cannot be read: .* to take the weights alone\.$"
+    ):
         find_tokenizer(None, (tmp_path,))
+
+
+def test_attributes_that_macos_puts_beside_a_model_are_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "._tokenizer.model").write_bytes(b"\0\5\x16\7")
+    assert find_tokenizer(None, (tmp_path,)).tokenizer == "none in the folder"

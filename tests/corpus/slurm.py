@@ -16,6 +16,7 @@ n=$(ls {folder} | grep -c arguments)
 if [ $n = {refused} ]; then echo "sbatch: error: invalid" >&2; exit 3; fi
 cp "${{@: -1}}" {folder}/$((1000 + n)).script
 echo "$@" > {folder}/$((1000 + n)).arguments
+if [ "$SLURM_CLUSTERS" ]; then echo "a word of the site"; fi
 case " $* " in
   *" --parsable "*) echo $((1000 + n))"${{SLURM_CLUSTERS:+;$SLURM_CLUSTERS}}" ;;
   *) echo Submitted batch job $((1000 + n))"${{SLURM_CLUSTERS:+ on cluster $SLURM_CLUSTERS}}" ;;
