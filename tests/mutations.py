@@ -12851,6 +12851,13 @@ MUTATIONS = [
         "broadcast_text(line, mesh.tp)",
         ("tests/test_options.py",),
     ),
+    Mutation(
+        "a run keeps the first revision of samples, whichever it began with",
+        "config/defaults.py",
+        'return {"data.revision": revision} if',
+        'return {"data.revision": 1} if',
+        ("tests/config/test_defaults.py",),
+    ),
 ]
 
 

@@ -108,7 +108,9 @@ def test_floor_and_warm_up_follow_from_the_rest() -> None:
     assert OptimConfig(learning_rate=1.0, warmup_tokens=5000).warmup == 0, "it is one of tokens"
 
 
-@pytest.mark.parametrize(("written", "kept"), [("", 1), ("revision = 1\n", 1), ("revision = 2\n", None)])
+@pytest.mark.parametrize(
+    ("written", "kept"), [("", 1), ("revision = 1\n", 1), ("revision = 2\n", None), ("revision = 3\n", 3)]
+)
 def test_a_run_keeps_the_revision_of_its_samples(tmp_path: Path, written: str, kept: int | None) -> None:
     """The first one where it says none, beside what else it keeps; what is written wins."""
     (tmp_path / "config.toml").write_text(f'[model]\ndropout = 0.1\n[data]\ntrain = "x"\n{written}')
