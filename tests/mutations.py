@@ -608,6 +608,20 @@ MUTATIONS = [
         (CLIP,),
     ),
     Mutation(
+        "a stage that counts no gradient adds to the norm on another device",
+        "data_parallel/clip.py",
+        "mine = mine.to(owned.every[0].parameters.device)",
+        "mine = mine.clone()",
+        (CLIP,),
+    ),
+    Mutation(
+        "on CUDA a copy so large that its square is not finite is none",
+        "optim/norm.py",
+        "list(torch._foreach_norm(list(vectors), torch.inf))",
+        "list(torch._foreach_norm(list(vectors), 2))",
+        ("tests/optim/test_norm.py",),
+    ),
+    Mutation(
         "a tied table counts on both ends in the norm",
         "data_parallel/clip.py",
         "            if not is_copy(bucket, owned):\n",
@@ -806,6 +820,13 @@ MUTATIONS = [
         (ZERO,),
     ),
     Mutation(
+        "a weight that is not gathered does not tell its stride",
+        "data_parallel/freed.py",
+        "Tensor.stride, ",
+        "",
+        (ZERO,),
+    ),
+    Mutation(
         "a gradient that was freed is read",
         "data_parallel/buckets.py",
         "        mark_reduced(self._grads, reduced=True)\n",
@@ -824,6 +845,13 @@ MUTATIONS = [
         "data_parallel/buckets.py",
         "        copied._take_over()\n",
         "        copied._grads = [param.view(copied.gradients) for param in copied.ranges]\n",
+        (STEP,),
+    ),
+    Mutation(
+        "a copy of the state reads memory that is freed in the state",
+        "data_parallel/buckets.py",
+        "            copied._free_gradients()  # torch's copy of them has memory, and whatever stood in it\n",
+        "            pass\n",
         (STEP,),
     ),
     Mutation(

@@ -1,18 +1,20 @@
 """The gradient norm counts each weight once, whoever holds it."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from colonnade.data_parallel.buckets import flatten
 from colonnade.data_parallel.clip import clip_factor, gradient_norm, is_copy
 from colonnade.data_parallel.zero import Ownership
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
-from tests.data_parallel.flat import flat_model, storage
+from tests.data_parallel.flat import flat_model, storage, weights
 from tests.distributed import run_on_ranks
 from tests.parity.runs import LocalRange
 from tests.tensor_parallel.shards import drawn
@@ -105,6 +107,15 @@ def test_a_number_that_is_not_finite_is_seen_in_a_copy(value: float, zero: int) 
     (first, second), others = run_on_ranks(on_a_rank, 2)
     assert math.isfinite(first) and (second == first if math.isfinite(value) else math.isnan(second))
     assert others[0] == first and (others[1] == first if math.isfinite(value) else math.isnan(others[1]))
+
+
+def test_a_stage_that_counts_nothing_takes_part_where_its_weights_are() -> None:
+    """All of them frozen, or counted by others: the sum over ranks is of numbers on one kind of device."""
+    meta = torch.device("meta")
+    (whole,) = weights({"weight": (4,)})
+    place = replace(whole, parameter=nn.Parameter(whole.parameter.to(meta), requires_grad=False))
+    buckets = flatten({"head": [place]}, Mesh().dp, replace(storage(), device=meta))
+    assert gradient_norm(Ownership(buckets, {"head": ["head"]}, Mesh(), zero=0)).is_meta
 
 
 @pytest.mark.parametrize(("zero", "axis"), [(0, "model"), (1, "world"), (2, "world"), (3, "world")])

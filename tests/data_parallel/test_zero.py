@@ -151,12 +151,15 @@ def test_weights_that_are_not_there_are_not_read(read: str) -> None:
     """Torch would read freed memory, which ends the interpreter. Their shapes are known all the same."""
     mesh, case = Mesh(), Case(parts="upper")
     state = build_state(configured(case, Way(zero=3)), mesh, case.vocab_size, CPU)
-    with pytest.raises(RuntimeError, match=r"with state\.ownership\.gathered\(\)"):
+    said = r"under ZeRO 3 .* read it within `with state\.ownership\.gathered\(\):`, which every rank enters"
+    with pytest.raises(RuntimeError, match=said):
         READS[read](state.model)
     whole = build_state(configured(case, SERIAL), mesh, case.vocab_size, CPU).model
     for mine, theirs in zip(state.model.parameters(), whole.parameters(), strict=True):
         assert (mine.shape, mine.dtype, mine.numel()) == (theirs.shape, theirs.dtype, theirs.numel())
         assert (mine.device, mine.requires_grad, hash(mine)) == (theirs.device, theirs.requires_grad, id(mine))
+        assert (mine.size(), mine.dim(), mine.stride()) == (theirs.size(), theirs.dim(), theirs.stride())
+        assert mine.element_size() == theirs.element_size()
 
 
 def test_gradients_of_weights_that_are_not_there_are_listened_to() -> None:

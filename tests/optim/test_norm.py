@@ -1,9 +1,13 @@
 """Norms against sums in float64."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import pytest
 import torch
 
 from colonnade.optim.norm import squared_norm, squared_norms, zero_if_finite
+from tests.emulated import emulated_cuda
 
 
 @pytest.mark.parametrize("length", [0, 1, 255, 256, 257, 5000])
@@ -32,7 +36,10 @@ def test_squares_beyond_the_range_of_fp32() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_zero_is_told_of_numbers_that_are_finite_alone(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("device", [nullcontext, emulated_cuda], ids=["cpu", "cuda"])
+def test_zero_is_told_of_numbers_that_are_finite_alone(
+    device: Callable[[], AbstractContextManager[None]], dtype: torch.dtype
+) -> None:
     large = torch.finfo(dtype).max
     for value, is_finite in (
         (large, True),
@@ -41,6 +48,7 @@ def test_zero_is_told_of_numbers_that_are_finite_alone(dtype: torch.dtype) -> No
         (-torch.inf, False),
         (torch.nan, False),
     ):
-        told = zero_if_finite([torch.full((3,), large, dtype=dtype), torch.tensor([1.0, value], dtype=dtype)])
+        with device():
+            told = zero_if_finite([torch.full((3,), large, dtype=dtype), torch.tensor([1.0, value], dtype=dtype)])
         assert told.dtype == torch.float64 and told.isnan() == (not is_finite) and (not is_finite or told == 0)
     assert zero_if_finite([]) == 0

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from colonnade.config.schema import Config
 from colonnade.data.loader import Batch
+from colonnade.data_parallel.freed import Reduced
 from colonnade.mesh.mesh import Mesh
 from colonnade.optim.adamw import AdamW
 from colonnade.train.state import TrainState, build_state
@@ -340,6 +341,7 @@ def test_a_copy_of_the_state_goes_on_by_itself(zero: Literal[0, 1, 2, 3], precis
     train_step(state, in_microbatches(case, 0), Mesh(), config.train)
     with state.ownership.gathered():
         copied = deepcopy(state)
+    assert {type(each.grad) for each in copied.model.parameters()} == {Reduced if zero >= 2 else Tensor}
     told = [
         [train_step(each, in_microbatches(case, number), Mesh(), config.train) for number in range(1, 4)]
         for each in (copied, state)

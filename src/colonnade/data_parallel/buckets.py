@@ -158,7 +158,8 @@ class Bucket:
         copied = memo[id(self)] = object.__new__(type(self))
         vars(copied).update({name: deepcopy(each, memo) for name, each in vars(self).items() if name != "_grads"})
         copied._take_over()
-        mark_reduced(copied._grads, reduced=_is_freed(copied.gradients))
+        if _is_freed(self.gradients):
+            copied._free_gradients()  # torch's copy of them has memory, and whatever stood in it
         return copied
 
     def _initial(self) -> Tensor:
