@@ -4914,6 +4914,27 @@ MUTATIONS = [
         ("tests/planner/test_comparison.py",),
     ),
     Mutation(
+        "a rollback behind a compared step counts for its phase",
+        "planner/comparison.py",
+        "position_at(curriculum, step - 1, returns)",
+        "position_at(curriculum, step, returns)",
+        ("tests/planner/test_comparison.py",),
+    ),
+    Mutation(
+        "rollbacks are read anew for each compared step",
+        "planner/comparison.py",
+        "position_at(curriculum, step - 1, returns)",
+        "position_at(curriculum, step - 1, _returns(config))",
+        ("tests/planner/test_comparison.py",),
+    ),
+    Mutation(
+        "tokens of all sequences of a sample count for the phase of a compared step",
+        "planner/comparison.py",
+        "curriculum.unit * model.sequences) + passed",
+        "curriculum.unit) + passed",
+        ("tests/planner/test_comparison.py",),
+    ),
+    Mutation(
         "how ranks ended is found of the first ten alone",
         "launch/board.py",
         'glob("rank*.ended")',

@@ -183,6 +183,32 @@ def test_steps_of_shorter_sequences_are_not_what_was_predicted_though_they_have_
     )
 
 
+@pytest.mark.parametrize(
+    ("rollbacks", "alike"),
+    [
+        ([], [5, 6]),
+        ([Rollback(to=1, skip=4, passed=32)], [2, 3, 4, 5, 6]),  # where it is gone on from, not where it returns from
+        ([Rollback(to=2, skip=4, passed=32), Rollback(to=1)], [5, 6]),  # the first one's batches come, in their turn
+    ],
+)
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_a_step_is_of_the_phase_that_it_begins_in(
+    tmp_path: Path, sequences: int, rollbacks: list[Rollback], alike: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of samples of several sequences the tokens of one count."""
+    config, tokens = of_eight_tokens(tmp_path), 16 * sequences
+    config.model.sequences = sequences
+    config.curriculum = CurriculumConfig(tokens=(0, 64), seq_length=(2, 4), global_batch_size=(8, 4))
+    watcher = comparison.Watcher(cast(Any, None), cast(Any, None), _tokens=tokens)
+    lines = [{"step": step, "tokens": step * tokens, "grad_norm": 1.0} for step in range(1, 7)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rollbacks(tmp_path, rollbacks)
+    read, returns_of = list[Path](), comparison.returns_of
+    monkeypatch.setattr(comparison, "returns_of", lambda run: (read.append(run), returns_of(run))[1])
+    assert [line["step"] for line in watcher._as_predicted(config, lines)] == alike
+    assert read == [tmp_path], "once, however many steps there are"
+
+
 def test_rank_0_alone_writes_a_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "predict", lambda *_, **__: Memory(1, 0, 0, 0, 0, 0))
     monkeypatch.setattr(comparison, "prediction", lambda *_: WHOLE)
