@@ -12621,6 +12621,13 @@ MUTATIONS = [
         ("tests/evaluation/test_passages.py",),
     ),
     Mutation(
+        "a last word whose tokens change with what follows lacks the space before it",
+        "evaluation/passages.py",
+        'return twice[len(alone) :] if twice[: len(alone)] == alone else tokenizer.encode(f" {word}")',
+        "return twice[len(alone) :]",
+        ("tests/evaluation/test_passages.py",),
+    ),
+    Mutation(
         "a text that goes on with its prompt is decoded as one that begins",
         "generation/stream.py",
         "prompts[new.prompt] if prompts else ()",

@@ -74,6 +74,15 @@ def test_a_last_word_has_the_tokens_that_stand_in_the_passage(kind: str, tokeniz
         assert not tokenizer.is_byte_level or target == tokenizer.encode(f" {word}")
 
 
+def test_a_last_word_whose_tokens_change_with_what_follows_has_those_behind_a_space() -> None:
+    """Here its last letter and the space behind it are one token."""
+    inner = tokenizers.Tokenizer(models.BPE({"▁": 0, "o": 1, "o▁": 2, "t": 3}, [("o", "▁")]))
+    inner.normalizer = BLANKS
+    tokenizer = Tokenizer(inner)
+    assert (tokenizer.encode("o o"), tokenizer.encode(" o")) == ([2, 1], [0, 1])
+    assert VARIANTS["whole-word"]("to o", tokenizer) == ([3, 1], [0, 1])
+
+
 def test_a_mark_of_byte_order_is_no_text(tmp_path: Path) -> None:
     """As some editors begin a file."""
     path = written(tmp_path, codecs.BOM_UTF8 + b'{"text": "a b"}\n')
