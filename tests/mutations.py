@@ -750,6 +750,13 @@ MUTATIONS = [
         (STEP,),
     ),
     Mutation(
+        "a batch for measuring is another each time",
+        "tasks/task.py",
+        "torch.Generator().manual_seed(0)",
+        "torch.Generator().manual_seed(torch.Generator().seed())",
+        ("tests/tasks/test_tasks.py",),
+    ),
+    Mutation(
         "a step of no micro-batch is begun",
         "train/step.py",
         "    assert microbatches, ",

@@ -100,6 +100,7 @@ def test_a_batch_for_measuring_is_one_that_could_be() -> None:
     model = ModelConfig(kind="t5", seq_length=9, decoder_seq_length=5)
     batch = SpanCorruption().random_batch(model, 4, 30, separate_documents=False)
     assert batch.tokens.shape == (9, 4) and batch.labels.shape == batch.decoder_tokens.shape == (5, 4)
+    assert not torch.equal(batch.tokens[:5], batch.labels), "two texts"
     assert float(batch.loss_mask.sum()) == 20.0 and batch.samples.tolist() == [0, 1, 2, 3]
     assert batch.real is None, "a text of 8 tokens fills the encoder"
     shorter = ModelConfig(kind="t5", seq_length=20, decoder_seq_length=4)

@@ -32,6 +32,10 @@ def test_a_batch_of_no_text_is_drawn_by_a_generator_of_its_own(kind: str, head: 
     before = torch.get_rng_state()
     batch = batch_of(kind, head)
     assert torch.equal(torch.get_rng_state(), before) and len(batch.tokens.unique()) > 5
+    again = batch_of(kind, head)
+    for each in fields(batch):
+        first, second = getattr(batch, each.name), getattr(again, each.name)
+        assert first is second is None or torch.equal(first, second), f"another {each.name} each time"
 
 
 @pytest.mark.parametrize(("kind", "head"), TASKS)
