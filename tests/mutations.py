@@ -1740,6 +1740,34 @@ MUTATIONS = [
         ("tests/serving/test_trained.py",),
     ),
     Mutation(
+        "the model of what is served is held against its tensors twice",
+        "serving/trained.py",
+        "    if known is not None and manifest is known.manifest:\n        return known\n",
+        "",
+        ("tests/serving/test_trained.py",),
+    ),
+    Mutation(
+        "who looks at a checkpoint alone does not look at its files",
+        "serving/trained.py",
+        "known: Described | None = None, *, looks: bool = True)",
+        "known: Described | None = None, *, looks: bool = False)",
+        ("tests/serving/test_trained.py",),
+    ),
+    Mutation(
+        "a rank of each group looks at all files of what is served",
+        "serving/trained.py",
+        "_described_together(path, mesh.world, seen)",
+        "_described_together(path, mesh.tp, seen)",
+        ("tests/serving/test_trained.py",),
+    ),
+    Mutation(
+        "a rank alone ends where a further model cannot be described",
+        "serving/trained.py",
+        "seen = on_all_ranks(lambda: described(checkpoint, looks=False), mesh.world)",
+        "seen = described(checkpoint, looks=False)",
+        ("tests/serving/test_trained.py",),
+    ),
+    Mutation(
         "a checkpoint that is replaced between its manifest and its weights is taken",
         "checkpoint/load.py",
         "if self.known is not None and self.contents is not self.known and not self.may_be_another:",
@@ -12920,6 +12948,13 @@ MUTATIONS = [
         'return {"data.revision": revision} if',
         'return {"data.revision": 1} if',
         ("tests/config/test_defaults.py",),
+    ),
+    Mutation(
+        "ranks but the first leave before all tell what was measured",
+        "serving/own_data.py",
+        "    known = about(trained, mesh, checkpoint, None)\n    if mesh.rank != 0:\n        return\n",
+        "    if mesh.rank != 0:\n        return\n    known = about(trained, mesh, checkpoint, None)\n",
+        ("tests/serving/test_own_data.py",),
     ),
 ]
 

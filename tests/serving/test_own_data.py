@@ -258,15 +258,18 @@ def test_each_data_set_of_a_part_is_told_beside_all_of_it(
     config = SimpleNamespace(train=SimpleNamespace(evaluate_samples=9, micro_batch_size=2))
     corpus = SimpleNamespace(datasets=SimpleNamespace(validation=None, test=range(7)), other_labels=[])
     web = SimpleNamespace(numbers=lambda: {"loss": 0.75})
-    result = SimpleNamespace(found=found, each={"web": web}, of_each=lambda: ["web: loss 0.7500"])
+    result, called = SimpleNamespace(found=found, each={"web": web}, of_each=lambda: ["web: loss 0.7500"]), list[str]()
     for name, said in (("attach_stored", None), ("_not_known", "not checked"), ("about", {}), ("_opened", corpus),
                        ("evaluate_part", result)):  # fmt: skip
-        monkeypatch.setattr(own_data, name, lambda *_, said=said, **__: said)
+        monkeypatch.setattr(own_data, name, lambda *_, said=said, name=name, **__: (called.append(name), said)[1])
     trained: Any = SimpleNamespace(config=config, model=None, hidden=None)
 
     def told(rank: int, *, as_json: bool) -> str:
         mesh: Any = SimpleNamespace(rank=rank)
+        called.clear()
         own_data.measure_part(trained, mesh, Path("step"), "test", samples=None, batch_size=None, as_json=as_json)
+        together = {"attach_stored", "about", "_opened", "evaluate_part"}
+        assert together <= {*called}, "every rank takes part"
         return capsys.readouterr().out
 
     content = json.loads(told(0, as_json=True))

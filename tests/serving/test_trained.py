@@ -22,7 +22,7 @@ from colonnade.generation.sampling import Sampling
 from colonnade.generation.stream import TextDelta, end_note
 from colonnade.launch.launch import rank_and_size
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.mesh.mesh import Axis, Mesh, build_mesh, paper_mesh
 from colonnade.model.precision import DTYPES
 from colonnade.serving import trained
 from colonnade.train import init_from, newest
@@ -210,6 +210,43 @@ def test_what_one_rank_sees_of_damaged_files_is_told_by_all(finished: Finished, 
     ranks = start("generate", path, "--prompt", "a", "--tp", 2, "--max-new-tokens", 1, num_ranks=2)
     for answer in ranks.answers():
         assert answer.status == 2 and "is damaged: __0_0.distcp is missing." in answer.err, answer
+
+
+def test_what_was_seen_of_a_checkpoint_is_taken_while_it_is_that_one(finished: Finished, tmp_path: Path) -> None:
+    """No model is built a second time to be held against its tensors; files are looked at again all the same."""
+    seen = trained.described(finished.newest)
+    other = trained.described(finished.newest.with_name("step_00000004"))
+    assert trained.described(finished.newest, seen) is seen
+    assert trained.described(finished.newest, other).metadata.step == 6 == other.metadata.step + 2
+    path = Path(shutil.copytree(finished.newest, tmp_path / finished.newest.name))
+    (path / "__0_0.distcp").unlink()
+    for known in (None, seen):
+        with pytest.raises(CheckpointError, match=r"is damaged: __0_0\.distcp is missing\."):
+            trained.described(path, known)
+        assert trained.described(path, known, looks=False).metadata.step == 6
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_looks_at_all_files_for_those_of_all_groups(
+    rank: int, finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here of two data-parallel groups; also for a further model. What one raises is raised on all."""
+    looked, checked, together, on_all_ranks = list[Path](), list[Path](), list[str](), trained.on_all_ranks
+
+    def noted(work: Callable[[], Any], ranks: Axis) -> Any:
+        together.append(ranks.name)
+        return on_all_ranks(work, ranks)
+
+    monkeypatch.setattr(trained, "check_sizes", lambda path, manifest: looked.append(path))
+    monkeypatch.setattr(trained, "check_tensors", lambda path, *_: checked.append(path))
+    monkeypatch.setattr(trained, "on_all_ranks", noted)
+    monkeypatch.setattr(trained, "as_rank_0", lambda found, ranks: found)
+    mesh = paper_mesh(Layout(dp=2), rank)
+    first = trained.open_trained(finished.newest, mesh, CPU)
+    assert (looked, together) == ([finished.newest] * (rank == 0), ["world"])
+    trained.open_another(finished.newest, mesh, first)
+    assert (looked, together) == ([finished.newest] * 2 * (rank == 0), ["world"] * 3)
+    assert len(checked) == 2, "each model is held against its tensors once"
 
 
 def slices_asked_for(rank: int, num_ranks: int, path: Path) -> list[int]:
