@@ -483,16 +483,53 @@ def test_a_copy_is_used_beside_a_checkpoint_on_the_disk_alone(config: Path, tmp_
         folder.mkdir(parents=True)
     for file in (tmp_path / "run" / COPIES, memory / START):
         file.write_text("the start before")
-    copies, told = MemoryCopies(load(config, KEYS), Mesh(), Told()), list[dict[int, Any]]()  # type: ignore[arg-type]
-    assert copies._machine is not None
+    copies, told = MemoryCopies(load(config, KEYS), Mesh(), Told()), list[object]()  # type: ignore[arg-type]
+    machine = copies._machine
+    assert machine is not None
     assert copies._held(memory, "the start before") == {5: memory_copies.Held("", {}, {})}
     assert copies._held(memory / "nowhere", "the start before") == {} == copies._held(memory, "another")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory_copies, "newest_whole", lambda held, saved: (told.append(held[0]), (None, []))[1])
-        assert copies._newest(copies._machine) is None
+        patch.setattr(
+            memory_copies, "newest_whole", lambda held, saved: (told.append((*held[0], saved)), (None, []))[1]
+        )
+        assert copies._newest(machine) is copies._newest(machine._replace(is_first=False)) is None
         checkpoint.rmdir()
-        assert copies._newest(copies._machine) is None
-    assert [sorted(each) for each in told] == [[5], []]
+        assert copies._newest(machine) is None
+    assert told == [(5, 4), (4,), (0,)], (
+        "a machine's first rank tells of its copies, which are to be newer than the disk"
+    )
+
+
+@pytest.mark.parametrize("copy", ["sound", "damaged", "none"])
+def test_what_was_read_of_a_copy_and_of_the_disk_is_handed_to_who_reads_on(
+    copy: str, config: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their manifests, which may be long, and which ranks see which files; and the disk is read where a copy is not."""
+    copies, read = MemoryCopies(load(config, KEYS), Mesh(), Told()), list[object]()  # type: ignore[arg-type]
+
+    def restore(*given: object) -> str:
+        read.append(given)
+        if copy == "damaged":
+            raise CheckpointError("It is damaged.")
+        return "from memory"
+
+    def restored(*given: object) -> str:
+        read.append(given)
+        return "from the disk"
+
+    monkeypatch.setattr(memory_copies.recovery, "restore", restore)
+    monkeypatch.setattr(memory_copies.damaged, "restored", restored)
+    monkeypatch.setattr(copies, "_newest", lambda machine: None if copy == "none" else SimpleNamespace(step=5))
+    monkeypatch.setattr(copies, "_brought", lambda *_: ("holders", "its manifest"))
+    given: Any = ("state", "config", "corpus")
+    of_copy = (*given, memory / "step_00000005", "holders", "its manifest")
+    of_disk = (*given, copies._monitor, "the disk's manifest")
+    found: Any = copies.restored(*given, "the disk's manifest")  # type: ignore[arg-type]
+    assert (found, read) == {
+        "sound": ("from memory", [of_copy]),
+        "damaged": ("from the disk", [of_copy, of_disk]),
+        "none": ("from the disk", [of_disk]),
+    }[copy]
 
 
 def test_what_is_said_of_a_copy_does_not_tell_to_delete_it(config: Path, memory: Path) -> None:

@@ -21,7 +21,7 @@ from colonnade.mesh.files import Transfer, exchange
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import build_mesh
 from colonnade.train import loop, memory_copies
-from colonnade.train.memory_copies import Machine, MemoryCopies
+from colonnade.train.memory_copies import START, Machine, MemoryCopies
 from colonnade.train.memory_machines import (
     Held,
     Whole,
@@ -32,6 +32,7 @@ from colonnade.train.memory_machines import (
     to_neighbours,
     to_those_that_lack,
 )
+from colonnade.train.run_folder import COPIES
 from tests.commands import forked
 from tests.distributed import run_on_ranks
 from tests.runs import Finished, assert_same_end, events
@@ -252,6 +253,28 @@ def copies_on(rank: int, config: Path, folder: Path, told: Told) -> tuple[Memory
     return copies, copies._machine
 
 
+def test_all_machines_know_the_start_of_the_run_and_keep_its_copies(config: Path, tmp_path: Path) -> None:
+    """Rank 0 alone names it, and alone reads which start the run went on from."""
+    named = tmp_path / "run" / COPIES
+    (named.parent / "checkpoints" / "step_00000001").mkdir(parents=True)
+    named.write_text("the start before")
+
+    def taken(rank: int, num_ranks: int) -> tuple[list[str], str, bool]:
+        folder, told = tmp_path / str(rank), Told()
+        (folder / "step_00000002").mkdir(parents=True)
+        (folder / START).write_text("the start before")
+        copies, machine = copies_on(rank, config, folder, told)
+        if rank != 0:
+            copies._on_disk = lambda: pytest.fail("it reads")  # type: ignore[method-assign]
+        assert copies._newest(machine) is None and copies._take_over(machine)
+        return told.said, (folder / START).read_text(), (folder / "step_00000002").is_dir()
+
+    first, second = run_on_ranks(taken, 2)
+    why = "The copy of step 2 in memory is not whole: no machine has a manifest that can be read."
+    assert first == second == ([f"{why} The run goes on from the disk."], named.read_text(), True)
+    assert named.read_text() != "the start before"
+
+
 @pytest.mark.parametrize("refused", ["", "No space left on device"])
 def test_what_a_machine_lacks_of_a_copy_is_brought_to_it(
     refused: str, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -261,7 +284,7 @@ def test_what_a_machine_lacks_of_a_copy_is_brought_to_it(
     whole = Whole(1, "d", sizes, {"__0_0.distcp": [0], "__1_0.distcp": [1], ".metadata": [0]}, [0])
     monkeypatch.setattr(memory_copies, "read_manifest", lambda path: json.loads((path / MANIFEST).read_text()))
     monkeypatch.setattr(memory_copies, "files_needed", lambda contents, shards: needs[shards])
-    monkeypatch.setattr(memory_copies.recovery, "shards_of", lambda state, base: state)
+    monkeypatch.setattr(memory_copies.recovery, "shards_of", lambda state, base: {True: state}[base])
 
     def brought(rank: int, num_ranks: int) -> tuple[object, list[str]]:
         path, own = tmp_path / str(rank), ("__0_0.distcp", "__1_0.distcp")[rank]
