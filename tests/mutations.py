@@ -7135,6 +7135,20 @@ MUTATIONS = [
         ("tests/train/test_products.py",),
     ),
     Mutation(
+        "ranks but the first do not hear of the kernels of a checkpoint",
+        "train/products.py",
+        "exists, metadata = json.loads(broadcast_text(json.dumps(mine), world))",
+        "exists, metadata = mine",
+        ("tests/train/test_products.py",),
+    ),
+    Mutation(
+        "a checkpoint that the disk refuses ends rank 0 before who resumes it",
+        "train/products.py",
+        "except (ColonnadeError, OSError):",
+        "except ColonnadeError:",
+        ("tests/train/test_products.py",),
+    ),
+    Mutation(
         "tokens that were added to a vocabulary have no bytes: bits per byte are too many",
         "data/tokenizer.py",
         "self._inner.get_vocab(with_added_tokens=True).items():\n            if token not in added:",

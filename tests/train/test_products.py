@@ -518,14 +518,19 @@ def test_a_checkpoint_that_does_not_say_is_no_hindrance(config: Path, tmp_path: 
     assert settled(given).notes == ()
 
 
-def gone_on(finished: Finished, folder: Path, **written: Any) -> Decision:
-    """Of a run whose checkpoint has kernels that would not be chosen now, with other things written beside them."""
+def having_widened(finished: Finished, folder: Path, **written: Any) -> Config:
+    """A run whose checkpoint has kernels that would not be chosen now, with other things written beside them."""
     run = Path(shutil.copytree(finished.folder, folder / "run"))
     path = run / "checkpoints" / finished.newest.name / MANIFEST
     manifest = read_manifest(path.parent)
     before = {**manifest.metadata["products"], "kernels": WIDENED.table(), **written}
     path.write_text(to_json(replace(manifest, metadata={**manifest.metadata, "products": before})))
-    return settled(load(finished.config, [f"run.folder={run}"]))
+    return load(finished.config, [f"run.folder={run}"])
+
+
+def gone_on(finished: Finished, folder: Path, **written: Any) -> Decision:
+    """What such a run decides."""
+    return settled(having_widened(finished, folder, **written))
 
 
 @pytest.mark.parametrize(("before", "now"), [("kept", "kept"), ("measured", "kept"), ("set", "measured")])
@@ -536,6 +541,19 @@ def test_what_was_chosen_is_kept_and_what_was_set_is_not(
     found = gone_on(finished, tmp_path, how=before)
     assert (found.how, found.kernels) == (now, WIDENED if now == "kept" else ONEDNN)
     assert timer.calls == (now != "kept") and found.notes == ()
+
+
+@pytest.mark.usefixtures("timer")
+def test_what_rank_0_has_read_of_the_checkpoint_all_ranks_keep(finished: Finished, tmp_path: Path) -> None:
+    """The others read nothing: they would decide otherwise where they do not see it."""
+    config = having_widened(finished, tmp_path)
+
+    def decide(rank: int, num_ranks: int) -> Decision:
+        if rank != 0:
+            patched(checkpoints=lambda run: pytest.fail("it reads"))
+        return settle(config, 275, build_mesh(Layout(dp=2), rank).world, CPU)
+
+    assert [(each.how, each.kernels) for each in run_on_ranks(decide, 2)] == [("kept", WIDENED)] * 2
 
 
 @pytest.mark.parametrize(
@@ -560,7 +578,7 @@ def test_elsewhere_they_are_chosen_again_and_that_is_said(
 
 @pytest.mark.parametrize("content", [None, "{", "[]"], ids=["none", "cut off", "of another kind"])
 def test_a_faulty_checkpoint_is_the_business_of_who_resumes(
-    corpus: TinyCorpus, tmp_path: Path, content: str | None
+    corpus: TinyCorpus, tmp_path: Path, content: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 alone looks: what it raised here the others would not hear of."""
     config = tiny.config(corpus, tmp_path)
@@ -568,6 +586,12 @@ def test_a_faulty_checkpoint_is_the_business_of_who_resumes(
     folder.mkdir(parents=True)
     if content is not None:
         (folder / MANIFEST).write_text(content)
+    assert (settled(config).how, settled(config).notes) == ("usual", ())
+
+    def refused(*_: object) -> None:
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr(products, "read_manifest", refused)
     assert (settled(config).how, settled(config).notes) == ("usual", ())
 
 
