@@ -6,8 +6,10 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -227,6 +229,35 @@ def test_what_was_seen_of_a_checkpoint_is_taken_while_it_is_that_one(finished: F
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+def test_what_is_asked_for_reaches_who_opens_and_a_note_comes_from_one_rank(
+    rank: int, finished: Finished, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what was seen of the checkpoint before ranks met."""
+    mesh, met, opened = paper_mesh(Layout(tp=2), rank), list[object](), list[object]()
+
+    @contextmanager
+    def joined(*given: object) -> Iterator[tuple[Mesh, torch.device]]:
+        met.append(given)
+        yield mesh, CPU
+
+    def open_trained(*given: object, **how: object) -> Any:
+        opened.append((given, how))
+        return SimpleNamespace(tokenizer=None)
+
+    monkeypatch.setattr(trained, "joined", joined)
+    monkeypatch.setattr(trained, "open_trained", open_trained)
+    monkeypatch.setattr(trained, "as_rank_0", lambda found, ranks: found)
+    monkeypatch.setattr(trained, "check_given_base", lambda *_: None)
+    monkeypatch.setattr(trained, "unsaid_end", lambda *_: "a note")
+    base = Path("base")
+    with trained.opened(finished.folder, tp=2, device="cpu", precision="fp64", threads=3, base=base) as (_, found):
+        assert found is mesh
+    assert met == [(Layout(tp=2), "cpu", 3)] and capsys.readouterr().err == "a note\n" * (rank == 0)
+    seen = trained.described(finished.newest)
+    assert opened == [((finished.newest, mesh, CPU, "fp64"), {"base": base, "seen": seen})]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
 def test_one_rank_looks_at_all_files_for_those_of_all_groups(
     rank: int, finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,12 +271,13 @@ def test_one_rank_looks_at_all_files_for_those_of_all_groups(
     monkeypatch.setattr(trained, "check_sizes", lambda path, manifest: looked.append(path))
     monkeypatch.setattr(trained, "check_tensors", lambda path, *_: checked.append(path))
     monkeypatch.setattr(trained, "on_all_ranks", noted)
+    monkeypatch.setattr(trained, "served_by", lambda *given: together.append(f"products {given[-1].name}"))
     monkeypatch.setattr(trained, "as_rank_0", lambda found, ranks: found)
     mesh = paper_mesh(Layout(dp=2), rank)
     first = trained.open_trained(finished.newest, mesh, CPU)
-    assert (looked, together) == ([finished.newest] * (rank == 0), ["world"])
+    assert (looked, together) == ([finished.newest] * (rank == 0), ["world", "products world"])
     trained.open_another(finished.newest, mesh, first)
-    assert (looked, together) == ([finished.newest] * 2 * (rank == 0), ["world"] * 3)
+    assert (looked, together[2:]) == ([finished.newest] * 2 * (rank == 0), ["world"] * 2 + ["products world"])
     assert len(checked) == 2, "each model is held against its tensors once"
 
 
@@ -546,6 +578,23 @@ def test_a_manifest_that_is_a_folder(finished: Finished, tmp_path: Path) -> None
     (path / "manifest.json").mkdir()
     answer = here("generate", path, "--prompt", "a")
     assert answer.status == 2 and "manifest.json is a folder" in answer.err
+
+
+def test_padding_of_the_vocabulary_is_zero_whatever_its_memory_held(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = trained.build_model
+
+    def filled(*given: Any, **how: Any) -> Any:
+        model = build(*given, **how)
+        for parameter in model.parameters():
+            parameter.data.fill_(7.0)
+        return model
+
+    monkeypatch.setattr(trained, "build_model", filled)
+    model = trained.open_trained(finished.newest, paper_mesh(Layout(tp=2), 1), CPU).stages.model
+    rows = model.embedding.tokens.weight
+    assert not rows[-1].any() and rows[:-1].any(-1).all() and not (rows == 7.0).any()
 
 
 @pytest.mark.slow
