@@ -7163,6 +7163,13 @@ MUTATIONS = [
         ("tests/train/test_products.py",),
     ),
     Mutation(
+        "a checkpoint that does not say by what it was computed is taken for none",
+        "train/products.py",
+        "else _Before(True, metadata_of",
+        "else _Before(False, metadata_of",
+        ("tests/train/test_products.py",),
+    ),
+    Mutation(
         "ranks but the first do not hear of the kernels of a checkpoint",
         "train/products.py",
         "exists, metadata = json.loads(broadcast_text(json.dumps(mine), world))",

@@ -543,6 +543,21 @@ def test_what_was_chosen_is_kept_and_what_was_set_is_not(
     assert timer.calls == (now != "kept") and found.notes == ()
 
 
+def test_that_a_checkpoint_does_not_say_by_what_it_was_computed_is_told(
+    finished: Finished, tmp_path: Path, timer: Timer
+) -> None:
+    config = having_widened(finished, tmp_path)
+    path = Path(config.run.folder) / "checkpoints" / finished.newest.name / MANIFEST
+    manifest = read_manifest(path.parent)
+    del manifest.metadata["products"]
+    path.write_text(to_json(manifest))
+    found = settled(config)
+    assert (found.how, found.kernels, timer.calls) == ("measured", ONEDNN, 1)
+    assert [note.partition(":")[0] for note in found.notes] == [
+        "the checkpoint does not say by what its matrices were multiplied"
+    ]
+
+
 @pytest.mark.usefixtures("timer")
 def test_what_rank_0_has_read_of_the_checkpoint_all_ranks_keep(finished: Finished, tmp_path: Path) -> None:
     """The others read nothing: they would decide otherwise where they do not see it."""
