@@ -258,7 +258,9 @@ def test_what_all_ranks_of_a_machine_keep_there_must_fit(
     copies = MemoryCopies(load(config, KEYS), Mesh(), Told())  # type: ignore[arg-type]
     monkeypatch.setattr(memory_copies, "agree", lambda shards: SimpleNamespace(num_bytes=5))
     monkeypatch.setattr(memory_copies.recovery, "shards_of", lambda state: [])
-    monkeypatch.setattr(memory_copies, "bytes_of_machines", lambda own, machines: [sum(own) + 100])
+    monkeypatch.setattr(memory_copies, "bytes_of_machines", lambda own, machines: [0, sum(own) + 100])
+    assert copies._machine is not None
+    copies._machine = copies._machine._replace(number=1)  # the second of two
     asked: list[int] = []
     for problem in ("", "too large"):
         monkeypatch.setattr(memory_copies, "_too_large", lambda size, folder, p=problem: asked.append(size) or p)
