@@ -12775,6 +12775,57 @@ MUTATIONS = [
         ("tests/serving/test_uses.py",),
     ),
     Mutation(
+        "each rank looks itself where a run would begin",
+        "train/beginning.py",
+        'newest = broadcast_text(on_all_ranks(lambda: "" if mesh.rank else str(find(run) or ""), '
+        "mesh.world), mesh.world)",
+        'newest = on_all_ranks(lambda: str(find(run) or ""), mesh.world)',
+        ("tests/train/test_beginning.py",),
+    ),
+    Mutation(
+        "rank 0 alone tells before a start that checkpoints are gone",
+        "train/beginning.py",
+        'newest = broadcast_text(on_all_ranks(lambda: "" if mesh.rank else str(find(run) or ""), '
+        "mesh.world), mesh.world)",
+        'newest = broadcast_text("" if mesh.rank else str(find(run) or ""), mesh.world)',
+        ("tests/train/test_beginning.py",),
+    ),
+    Mutation(
+        "rank 0 asks again and again whether its own work is done",
+        "train/damaged.py",
+        "            wait([result], TICK)\n",
+        "            pass\n",
+        ("tests/train/test_damaged.py",),
+    ),
+    Mutation(
+        "nobody looks whether machines share a run's folder",
+        "train/loop.py",
+        "        shared_folder.check(config, mesh.world)\n",
+        "",
+        ("tests/train/test_loop.py",),
+    ),
+    Mutation(
+        "a rank keeps the manifest that it has gone on from",
+        "train/loop.py",
+        "            del seen  # large\n",
+        "",
+        ("tests/train/test_looks.py",),
+    ),
+    Mutation(
+        "a rank opens what rank 0 has found though it does not see it",
+        "train/newest.py",
+        "return theirs if os.path.lexists(theirs / MANIFEST) else found",
+        "return theirs",
+        ("tests/train/test_newest.py",),
+    ),
+    Mutation(
+        "rank 0 alone ends where it sees a damaged checkpoint before a start",
+        "train/newest.py",
+        "torch.tensor(int(on_all_ranks(has_none, world)))",
+        "torch.tensor(int(has_none()))",
+        ("tests/train/test_newest.py",),
+    ),
+    Mutation(
         "a published folder has no tokenizer but a tokenizer.json",
         "huggingface/tokenizer.py",
         '("tokenizer.json", "vocab.json", "vocab.txt")',

@@ -5,6 +5,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ import pytest
 from colonnade.checkpoint.manifest import Manifest, read_manifest
 from colonnade.config.load import load
 from colonnade.data.writer import TokenFileWriter, merge
+from colonnade.errors import ConfigError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.planner import banner as banners
 from colonnade.report.record import read_run
 from colonnade.train import beginning, start
-from colonnade.train.beginning import course_of
+from colonnade.train.beginning import beginning_of, course_of
 from colonnade.train.corpus import open_corpus
 from colonnade.train.rollback import Rollback, write
 from colonnade.train.run_folder import CHANGES
@@ -241,6 +243,30 @@ def test_ranks_know_what_rank_0_reads_of_changes(finished: Finished, run: Path) 
 
     asked(run, LOWER | {"at": 7}, *({"change": {"train.steps": steps}, "at": steps - 2} for steps in (8, 9)))
     assert run_on_ranks(steps, 2) == [[8, 9]] * 2
+
+
+def test_ranks_know_from_which_checkpoint_rank_0_would_go_on(finished: Finished, run: Path) -> None:
+    """They may see an older one, or none. Where rank 0 sees that what was saved is gone all say so."""
+    gone = Path(shutil.copytree(run, run.with_name("gone")))
+    shutil.rmtree(gone / "checkpoints")
+
+    def would(rank: int, _: int) -> list[str]:
+        said = []
+        world = build_mesh(Layout(dp=2), rank).world
+        mesh: Any = SimpleNamespace(rank=rank, world=world)  # no axis but that of all ranks
+        for folder in (run, gone):
+            where = folder if rank == 0 else run / "elsewhere"
+            config = load(finished.config, [f"run.folder={where}", "train.steps=8"])
+            corpus = open_corpus(config)
+            try:
+                said.append(beginning_of(config, corpus, course_of(config, corpus, world), mesh, None))
+            except ConfigError as error:
+                said.append(str(error))
+        return said
+
+    first, other = run_on_ranks(would, 2, time_limit=20.0)
+    assert first == other and first[0] == f"go on from {run}/checkpoints/{finished.newest.name} with step 7"
+    assert first[1].startswith(f"rank 0: {gone}/checkpoints has no checkpoint, but this run has saved ")
 
 
 def test_the_batch_that_is_running_is_predicted(finished: Finished, run: Path) -> None:

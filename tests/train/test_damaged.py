@@ -4,7 +4,9 @@ import errno
 import math
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -275,6 +277,31 @@ def test_of_what_was_read_before_it_proved_to_be_damaged_no_moment_stays(
     corpus: Any = SimpleNamespace(vocab_size=8)
     assert damaged.restored(state, load(config), corpus, Told()) is None  # type: ignore[arg-type]
     assert read == [[0.0] * 3] * 2
+
+
+def test_while_rank_0_works_the_others_hear_of_it_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks no more often: the work has the processor."""
+    is_done, waited, sent = threading.Event(), list[float](), list[str]()
+
+    def work() -> str:
+        is_done.wait()
+        return "found"
+
+    def wait(futures: list[Future[str]], seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            is_done.set()
+            futures[0].result()
+
+    def broadcast(text: str, _: object) -> str:
+        sent.append(text)
+        assert len(sent) <= 4, "rank 0 turns in a circle"
+        return text
+
+    monkeypatch.setattr(damaged, "wait", wait)
+    monkeypatch.setattr(damaged, "broadcast_text", broadcast)
+    assert damaged.by_rank_0(work, Mesh().world) == "found"
+    assert waited == [damaged.TICK] * 3 and sent == ["", "", "done", "found"]
 
 
 def test_what_keeps_it_from_being_set_aside_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,18 @@
 """How often ranks read a manifest, and look at files, where many of them start: each does so on one file system."""
 
 import shutil
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from colonnade.checkpoint import manifest
-from colonnade.checkpoint.manifest import read_manifest
-from tests.commands import start
+from colonnade.checkpoint.manifest import Manifest, read_manifest
+from colonnade.train import damaged, loop
+from tests.commands import here, start
 from tests.runs import Finished
 
 PARSED = "parsed"
@@ -69,3 +74,26 @@ def test_ranks_that_serve_read_the_manifest_once(finished: Finished, tmp_path: P
         ended("generate", finished.newest, "--prompt", "a", "--tp", 2, "--max-new-tokens", 1, folder=tmp_path),
         finished.newest,
     )
+
+
+def test_a_rank_that_goes_on_gives_up_the_manifest_that_it_has_read(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large model it has gigabytes."""
+    look, go_on, seen = damaged.look, loop._to_its_end, list[weakref.ref[Manifest]]()
+
+    def looked(*given: Any) -> Manifest | None:
+        found = look(*given)
+        assert found is not None
+        seen.append(weakref.ref(found))
+        return found
+
+    def to_its_end(*given: Any) -> None:
+        assert [each() for each in seen] == [None]
+        go_on(*given)
+
+    monkeypatch.setattr(damaged, "look", looked)
+    monkeypatch.setattr(loop, "_to_its_end", to_its_end)
+    run = shutil.copytree(finished.folder, tmp_path / "run")
+    answer = here("train", finished.config, f"run.folder={run}")
+    assert answer.status == 0 and "Nothing is left to do" in answer.out and seen, answer

@@ -88,20 +88,26 @@ def test_what_is_set_of_the_machine_takes_effect(
 def test_ranks_that_have_come_together_read_the_configuration_again(
     corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what rank 0 has fetched of the run until then."""
-    given, before = list[Config](), tiny.config(corpus, tmp_path)
+    """With what rank 0 has fetched of the run until then. All see its folder before, in a dry run too."""
+    given, before = list[tuple[str, Config]](), tiny.config(corpus, tmp_path)
     fetched = tiny.config(corpus, tmp_path, "train.steps=9")
 
     def open_together(config: Config, ranks: Any) -> None:
-        given.append(config)
+        given.append(("data", config))
         raise ColonnadeError("far enough")
 
-    monkeypatch.setattr(loop, "joined", lambda *_, **more: nullcontext((Mesh(), loop.torch.device("cpu"))))
+    def check(config: Config, ranks: Any) -> None:
+        assert ranks is mesh.world
+        given.append(("folder", config))
+
+    mesh = Mesh()
+    monkeypatch.setattr(loop, "joined", lambda *_, **more: nullcontext((mesh, loop.torch.device("cpu"))))
     monkeypatch.setattr(loop, "open_together", open_together)
-    for again in (None, lambda: fetched):
+    monkeypatch.setattr(loop.shared_folder, "check", check)
+    for again, dry_run in ((None, False), (lambda: fetched, True)):
         with pytest.raises(ColonnadeError, match="far enough"):
-            loop.main(before, banner=lambda *_: pytest.fail("nothing is open"), again=again)
-    assert given == [before, fetched]
+            loop.main(before, banner=lambda *_: pytest.fail("nothing is open"), again=again, dry_run=dry_run)
+    assert given == [(what, config) for config in (before, fetched) for what in ("folder", "data")]
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from colonnade.checkpoint.manifest import read_manifest
 from colonnade.config.load import load
-from colonnade.errors import CheckpointError
+from colonnade.errors import CheckpointError, ConfigError
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import newest as train_newest
@@ -40,27 +41,39 @@ def test_whether_a_step_is_saved_is_told_by_rank_0s_folder(finished: Finished, t
 
 def test_a_run_begins_on_all_ranks_or_on_none(finished: Finished, tmp_path: Path) -> None:
     """Else what they compute before its first step has others than those that wait for it. One that sees no checkpoint
-    is told when all of them look for the newest.
+    is told when all of them look for the newest. What rank 0 sees of a damaged one is told on all, unless it has been
+    looked at before.
     """
     config = load(finished.config)
-    elsewhere = load(finished.config, [f"run.folder={tmp_path}"])
+    elsewhere, damaged = (load(finished.config, [f"run.folder={tmp_path / name}"]) for name in ("none", "damaged"))
+    (tmp_path / "damaged" / "checkpoints" / "step_00000002").mkdir(parents=True)
+    known = read_manifest(finished.newest)
 
-    def told(rank: int, num_ranks: int) -> list[bool]:
+    def told(rank: int, num_ranks: int) -> tuple[list[bool], str]:
         world = build_mesh(Layout(dp=2), rank).world
-        return [begins(elsewhere if rank in blind else config, world) for blind in ((), (1,), (0, 1))]
+        found = [begins(elsewhere if rank in blind else config, world) for blind in ((), (1,), (0, 1))]
+        found.append(begins(damaged, world, known if rank == 0 else None))
+        with pytest.raises(ConfigError) as raised:
+            begins(damaged, world)
+        return found, str(raised.value)
 
-    assert run_on_ranks(told, 2) == [[False, True, True]] * 2
+    (found, said), other = run_on_ranks(told, 2, time_limit=20.0)
+    assert found == [False, True, True, False] and (found, said) == other
+    assert said.startswith("rank 0: ") and "step_00000002 has no manifest.json" in said
 
 
-@pytest.mark.parametrize("blind", [0, 1])
-def test_where_a_rank_sees_no_checkpoint_each_keeps_what_it_has_found(finished: Finished, blind: int) -> None:
+def test_a_rank_that_does_not_see_what_rank_0_has_found_keeps_what_it_has_found(
+    finished: Finished, tmp_path: Path
+) -> None:
     """What is compared of them behind it tells that they disagree."""
-    seen = [None if rank == blind else finished.newest for rank in range(2)]
+    older = tmp_path / "step_00000004"
+    cases = [(finished.newest, None), (None, finished.newest), (finished.newest, older)]
 
-    def told(rank: int, num_ranks: int) -> Path | None:
-        return as_rank_0(seen[rank], build_mesh(Layout(dp=2), rank).world)
+    def told(rank: int, num_ranks: int) -> list[Path | None]:
+        world = build_mesh(Layout(dp=2), rank).world
+        return [as_rank_0(seen[rank], world) for seen in cases]
 
-    assert run_on_ranks(told, 2) == seen
+    assert run_on_ranks(told, 2) == [[seen[rank] for seen in cases] for rank in range(2)]
 
 
 @pytest.mark.slow
