@@ -128,6 +128,12 @@ def test_the_first_step_that_has_another_rate_is_named(corpus: TinyCorpus, tmp_p
     assert "from step 15 on" in line
 
 
+def test_another_height_is_no_other_curve(corpus: TinyCorpus, tmp_path: Path) -> None:
+    """A rate that somebody has set is told with the keys. Both curves end at one step."""
+    before, now = (config(corpus, tmp_path, "train.steps=9", f"optim.learning_rate={rate}") for rate in (0.01, 0.02))
+    assert other_curve(before, now, 4, []) == []
+
+
 @pytest.mark.parametrize(
     ("key", "ends", "at"),
     [
@@ -194,6 +200,7 @@ def test_rates_are_told_as_the_rollbacks_of_the_run_lower_them(corpus: TinyCorpu
     before, now = (config(corpus, tmp_path, f"train.steps={steps}", *keys) for steps in (10, 20))
     ((line),) = other_curve(before, now, 5, [Rollback(to=4, rate_factor=0.5, rate_until=8)])
     assert "from step 6 on: its decay ends at step 20 instead of 10, so that step 6 has 0.0035 and not 0.002." in line
+    assert line.endswith(" Set optim.decay_steps = 10 to keep the curve.")
 
 
 def test_what_changed_since_a_checkpoint_is_a_line_a_key(finished: Finished, run: Path) -> None:

@@ -437,6 +437,20 @@ def test_a_run_that_is_made_longer_says_what_that_makes_of_its_learning_rate(
     assert (rates[1] > 5 * rates[0]) == said
 
 
+def test_of_two_changes_of_a_step_the_second_is_told_beside_the_first(config: Path, tmp_path: Path) -> None:
+    """And what it makes of the learning rate."""
+    began, told = load(config), Told()
+    changes(tmp_path / "run", *({"change": {"train.steps": steps}, "at": 6} for steps in (40, 80)))
+    state: Any = SimpleNamespace(step=6, samples=24, changes=[], rollbacks=[])
+    following = InForce(began, open_corpus(began), Mesh(), told)  # type: ignore[arg-type]
+    following.read(5, [])
+    assert following.follow(state)[0].train.steps == 80
+    assert [each["changed"][0] for each in told.of("changed")] == ["train.steps: 6 -> 40", "train.steps: 40 -> 80"]
+    curves = [line for line in told.said if line.startswith("The learning rate follows another curve")]
+    ends = [line.partition("its decay ends at ")[2].partition(",")[0] for line in curves]
+    assert ends == ["step 40 instead of 6", "step 80 instead of 40"]
+
+
 @pytest.mark.parametrize("at_start", ["true", "false"])
 def test_an_evaluation_at_the_start_is_none_behind_it(at_start: str, config: Path, tmp_path: Path) -> None:
     """No label counts, and nothing is measured any more: a change has nothing to do with it."""
@@ -576,20 +590,23 @@ def test_a_file_of_changes_that_took_the_place_of_another_is_news(config: Path, 
 
 
 def test_what_was_decided_is_read_by_rank_0_alone(config: Path, tmp_path: Path) -> None:
-    """The folder of another rank may be an older one, or none that can be read."""
+    """The folder of another rank may be an older one, or none that can be read. It decides nothing there."""
     began, change = load(config), Change(at=2, values={"optim.learning_rate": 3e-3}, was={}, line="1")
 
-    def to_come(rank: int, num_ranks: int) -> bool:
-        folder = tmp_path / str(rank)
+    def to_come(rank: int, num_ranks: int) -> tuple[bool, int]:
+        folder, told = tmp_path / str(rank), Told()
         folder.mkdir()
         (folder / DECIDED).write_text(Decided(changes=(change,)).model_dump_json() if rank == 0 else "{")
+        (folder / CHANGES).write_text("[1]\n")
         mine = began.model_copy(update={"run": began.run.model_copy(update={"folder": str(folder)})})
-        following = InForce(mine, None, build_mesh(Layout(dp=2), rank), Told())  # type: ignore[arg-type]
+        world = build_mesh(Layout(dp=2), rank).world
+        following = InForce(mine, None, SimpleNamespace(rank=rank, world=world), told)  # type: ignore[arg-type]
         following.read(1, [])
         state: Any = SimpleNamespace(step=2, changes=[])
-        return following.is_over(state)
+        return following.is_over(state), len(told.of("change refused"))
 
-    assert run_on_ranks(to_come, 2) == [True, True]
+    assert run_on_ranks(to_come, 2) == [(True, 1), (True, 0)]
+    assert (tmp_path / "1" / DECIDED).read_text() == "{"
 
 
 def test_a_change_leaves_the_learning_rate_as_low_as_a_rollback_has_made_it(config: Path) -> None:
