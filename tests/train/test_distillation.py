@@ -379,7 +379,7 @@ def test_what_is_missing_is_what_the_first_rank_does_not_find(tmp_path: Path) ->
         _save(block, tmp_path, np.zeros((2, 3), "<f4"))  # of the second one more than is needed
 
     def missing(rank: int, num_ranks: int) -> list[Block]:
-        mesh = build_mesh(Layout(tp=2), rank)
+        mesh: Any = SimpleNamespace(rank=rank, world=build_mesh(Layout(tp=2), rank).world)  # no other axis
         return _missing(tmp_path if rank == 0 else tmp_path / "nowhere", blocks, mesh)
 
     assert run_on_ranks(missing, 2) == [[], []]
@@ -648,14 +648,14 @@ def test_who_may_teach_is_told_by_what_it_is(corpus: TinyCorpus, tmp_path: Path)
 
     weights = ["blocks.0.mlp.up.weight"]
 
-    def said(tokens: int = 275, *more: str, same: bool = True, **model: object) -> str:
+    def said(tokens: int = 275, *more: str, theirs: str | None = "same", **model: object) -> str:
         config = tiny.config(corpus, tmp_path, f"distillation.teacher={tmp_path}", *more)
         teacher = config.model.model_copy(update={"seq_length": 16, **model})
         origin: Any = SimpleNamespace(
-            path=Path("it"), labels=(), model={"vocab_size": tokens}, tokenizer=object, tokenizer_at=Path("there"),
-            shapes=dict.fromkeys(weights),
+            path=Path("it"), labels=(), model={"vocab_size": tokens}, shapes=dict.fromkeys(weights),
+            tokenizer=lambda: theirs, tokenizer_at=Path("there"),
         )  # fmt: skip
-        own = SimpleNamespace(is_of=lambda theirs: same)
+        own = SimpleNamespace(is_of=lambda theirs: theirs == "same")
         run: Any = SimpleNamespace(labels=(), vocab_size=275, tokenizer=own)
         try:
             check_teacher(origin, teacher, config, run)
@@ -668,9 +668,11 @@ def test_who_may_teach_is_told_by_what_it_is(corpus: TinyCorpus, tmp_path: Path)
     assert "top_k = 276 is more than the vocabulary's 275 tokens" in said(275, "distillation.top_k=276")
     assert "has 16 positions, and the student's samples are 17 tokens" in said(275, "model.seq_length=17")
     assert said(275, "model.seq_length=17", position="rotary") == "", "any position"
-    assert "tells 300 tokens apart, and the run's vocabulary has 275" in said(300)
+    assert said(theirs=None) == "", "which tokenizer it had is not known"
+    assert "tells 300 tokens apart, and the run's vocabulary has 275" in (told := said(300))
+    assert told.endswith("Use a teacher with the run's tokenizer, or the teacher's for the run (there).")
     assert (
-        "another tokenizer than data.tokenizer" in (told := said(same=False))
+        "another tokenizer than data.tokenizer" in (told := said(theirs="another"))
         and "data.tokenizer = 'there', and" in told
     )
     assert 'is a bert with head "pretraining", and the student a gpt' in said(kind="bert")

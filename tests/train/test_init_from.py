@@ -20,7 +20,8 @@ from colonnade.config.compare import model_metadata
 from colonnade.config.load import load
 from colonnade.config.model import RotaryConfig
 from colonnade.data.tokenizer import Tokenizer
-from colonnade.errors import CheckpointError, ColonnadeError, ConfigError
+from colonnade.errors import CheckpointError, ColonnadeError, ConfigError, DamagedError
+from colonnade.huggingface.tokenizer import tokenizer_in
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import init_from
@@ -201,8 +202,21 @@ def test_the_folder_of_a_sweep_is_told_as_one_where_weights_are_named(tmp_path: 
         )
 
 
+def test_the_weights_of_a_run_are_those_of_its_newest_checkpoint_with_the_tokenizer_there(
+    finished: Finished, tmp_path: Path
+) -> None:
+    """Which is named where another is wanted. All files are looked at, unless another rank does."""
+    origin = origin_at(finished.folder)
+    assert origin.path == origin.tokenizer_at == finished.newest
+    assert Tokenizer.load(origin.tokenizer_at).sha256 == origin.tokenizer()
+    lacking = Path(shutil.copytree(finished.newest, tmp_path / finished.newest.name))
+    (lacking / "__0_0.distcp").unlink()
+    with pytest.raises(DamagedError, match=r"__0_0\.distcp is missing"):
+        origin_at(lacking)
+
+
 def test_another_tokenizer_is_refused(finished: Finished, corpus: TinyCorpus, tmp_path: Path) -> None:
-    """As many ids, and other text behind them."""
+    """As many ids, and other text behind them; where rows may be drawn anew, for the ids that both have."""
     theirs = tmp_path / "theirs"
     assert here("convert", finished.folder, theirs).status == 0
     text = (theirs / "tokenizer.json").read_text()
@@ -210,13 +224,15 @@ def test_another_tokenizer_is_refused(finished: Finished, corpus: TinyCorpus, tm
     vocab = content["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (theirs / "tokenizer.json").write_text(json.dumps(content))
-    answer = forked("train", write_config(corpus, tmp_path), f"train.init_from={theirs}")
-    assert answer.status == 2 and "has another tokenizer than data.tokenizer" in answer.err, answer
+    for resize, said in (("false", ": the same id would mean different text"), ("true", ", and they differ in 2 ids")):
+        asked = (f"train.init_from={theirs}", f"train.init_from_resize={resize}")
+        answer = here("train", write_config(corpus, tmp_path), *asked)
+        assert answer.status == 2 and f"has another tokenizer than data.tokenizer{said}" in answer.err, answer
 
 
 @pytest.mark.parametrize("stored", ["tokenizer.json", "vocab.json", "vocab.txt", "none", "unreadable"])
 def test_the_tokenizer_of_a_published_folder_is_found_as_convert_finds_it(
-    stored: str, finished: Finished, corpus: TinyCorpus, tmp_path: Path
+    stored: str, finished: Finished, corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever its file is called, it is held against the run's; where there is none, that is said."""
     theirs = tmp_path / "theirs"
@@ -233,11 +249,18 @@ def test_the_tokenizer_of_a_published_folder_is_found_as_convert_finds_it(
     elif stored in ("vocab.txt", "unreadable"):
         words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] * (stored == "vocab.txt")
         (theirs / "vocab.txt").write_text("\n".join([*words, "a"]))
+    read = list[Path]()
+    monkeypatch.setattr(init_from, "tokenizer_in", lambda path: read.append(path) or tokenizer_in(path))
+    origin, lines = origin_at(theirs), list[str]()
+    nobodys: Any = SimpleNamespace(tokenizer=None)
+    alone = init_from.compared(
+        origin, nobodys, lambda: init_from._check_tokenizer(origin, nobodys, resize=False), begins=True
+    )
+    assert alone.note.endswith(": the run has no tokenizer.") and not read, "weights alone are used without theirs"
     if stored == "unreadable":
         with pytest.raises(CheckpointError, match=r"^The tokenizer of .*theirs cannot be read: .* Or remove its files"):
-            origin_at(theirs).tokenizer()
+            origin.tokenizer()
         return
-    origin, lines = origin_at(theirs), list[str]()
     beside: Any = SimpleNamespace(tokenizer=ours, vocab_size=VOCAB_SIZE)
     if stored == "vocab.txt":
         for resize, said in (
@@ -256,6 +279,24 @@ def test_the_tokenizer_of_a_published_folder_is_found_as_convert_finds_it(
     unknown = " Whether ids mean the same tokens there and here is not known: "
     without = ["the weights have no tokenizer." if stored == "none" else "", "the run has no tokenizer."]
     assert [line.partition(unknown)[2] for line in lines] == without
+    assert read == [theirs], "once"
+
+
+@pytest.mark.parametrize("error", [CheckpointError("It differs."), ConfigError("It differs."), RuntimeError("a bug")])
+def test_a_run_goes_on_beside_another_tokenizer_and_not_behind_an_error_of_the_program(
+    error: Exception, tmp_path: Path
+) -> None:
+    def check() -> None:
+        raise error
+
+    nobodys: Any = SimpleNamespace(tokenizer=None)
+    origin = Origin(tmp_path, "a checkpoint", {}, {}, 0, lambda: None, tmp_path, lambda _: None, nothing_published)
+    if isinstance(error, RuntimeError):
+        with pytest.raises(RuntimeError, match="a bug"):
+            init_from.compared(origin, nobodys, check, begins=False)
+        return
+    found = init_from.compared(origin, nobodys, check, begins=False)
+    assert found.note == " The run goes on with it, and would not begin with it now: It differs."
 
 
 @pytest.mark.parametrize("words", [["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"], ["a"]], ids=["another", "none"])
@@ -423,6 +464,8 @@ def test_a_run_asks_for_tokens_alike_whether_or_not_it_may_resize(
     init_from._check_tokenizer(replace(origin, tokenizer=lambda: None), ours, resize=resize)
     init_from._check_tokenizer(replace(origin, tokenizer=lambda: ours.tokenizer.sha256), ours, resize=resize)
     init_from._check_tokenizer(origin, SimpleNamespace(tokenizer=None), resize=resize)  # type: ignore[arg-type]
+    alike: Any = SimpleNamespace(is_of=lambda theirs: theirs == known, sha256="as this version has it")
+    init_from._check_tokenizer(origin, SimpleNamespace(tokenizer=alike), resize=resize)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """What a teacher is asked, and what comes of its answers on each stage; which layers and widths are compared."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.model.bert_labels import LabelHead, LabelInputs
 from colonnade.model.inputs import Inputs
 from colonnade.train import init_from, taught, teacher
-from colonnade.train.corpus import open_corpus
+from colonnade.train.corpus import Corpus, open_corpus
+from colonnade.train.init_from import Origin
 from colonnade.train.teacher import Teacher, _check_cut, _check_layers
 from tests.distributed import run_on_ranks
 from tests.tiny import TinyCorpus, config
@@ -82,6 +84,45 @@ def test_each_stage_reads_its_own_part_of_a_teacher(
     assert any(name.startswith("head.norm") for name in read[0]) == (rank == 1)
 
 
+def test_a_teacher_of_other_tokens_goes_on_teaching_whom_it_has_taught(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As earlier versions let it; a run that begins is refused, and one without a tokenizer asks for none."""
+    settings, nobody = config(corpus, tmp_path, "distillation.teacher=it"), cast(Any, None)
+    asked = list[str]()
+    origin = Origin(
+        Path("it"),
+        "a model",
+        {},
+        {},
+        0,
+        lambda: asked.append("tokenizer") or "another",
+        tmp_path,
+        lambda _: None,
+        nobody,
+    )
+    monkeypatch.setattr(teacher, "teacher_model", lambda path: settings.model)
+    monkeypatch.setattr(teacher, "origin_together", lambda path, ranks, named_by: origin)
+    monkeypatch.setattr(teacher, "check_teacher", lambda *_: None)
+
+    def notes(data: Corpus, **begins: bool) -> set[str]:
+        found, _ = teacher.teacher_together(settings, data, Mesh(), **begins)
+        return {
+            found.note,
+            teacher.open_teacher(settings, Mesh(), data, torch.device("cpu"), usual(), **begins).origin.note,
+        }
+
+    without = replace(data := open_corpus(settings), tokenizer=None)
+    (note,) = notes(without)
+    assert note == " Whether ids mean the same tokens there and here is not known: the run has no tokenizer."
+    assert not asked
+    for begins in ({}, {"begins": True}):
+        with pytest.raises(ConfigError, match=r"distillation\.teacher = 'it' was trained with another tokenizer than"):
+            notes(data, **begins)
+    (note,) = notes(data, begins=False)
+    assert note.startswith(" The run goes on with it, and would not begin with it now: distillation.teacher = 'it' was")
+
+
 def test_hidden_states_of_each_micro_batch_are_compared_with_its_own() -> None:
     told: list[Any] = []
     matching = SimpleNamespace(targets=lambda *given: told.append(given) or ["taught"])
@@ -143,7 +184,12 @@ def test_a_published_model_teaches_and_adapters_alone_do_not(tmp_path: Path, mon
 
 @pytest.mark.parametrize(
     ("top_k", "is_stored", "asked"),
-    [(None, False, ["teacher"]), (None, True, ["stored", "teacher"]), (4, False, ["teacher"]), (4, True, ["stored"])],
+    [
+        (None, False, ["teacher of who begins"]),
+        (None, True, ["stored", "teacher of who goes on"]),
+        (4, False, ["teacher of who begins"]),
+        (4, True, ["stored"]),
+    ],
 )
 def test_a_teacher_is_looked_at_before_a_run_where_it_will_be_read(
     top_k: int | None, is_stored: bool, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -151,7 +197,12 @@ def test_a_teacher_is_looked_at_before_a_run_where_it_will_be_read(
     """One that has answered already is not, and one that runs beside the student always is."""
     found: list[str] = []
     monkeypatch.setattr(taught, "_checked", lambda *_: found.append("stored"))
-    monkeypatch.setattr(taught, "teacher_together", lambda *_, **__: found.append("teacher"))
+    monkeypatch.setattr(
+        taught,
+        "teacher_together",
+        lambda *_, begins: found.append(f"teacher of who {'begins' if begins else 'goes on'}"),
+    )
+    monkeypatch.setattr(taught, "broadcast_text", lambda text, ranks: {"world": text}[ranks.name])
     chosen = SimpleNamespace(teacher="teacher", top_k=top_k, store=str(tmp_path))
     if is_stored:
         (tmp_path / taught.ABOUT).write_text("{}")
@@ -167,27 +218,29 @@ def test_a_teacher_is_looked_at_before_a_run_where_it_will_be_read(
 def test_all_ranks_end_where_one_cannot_read_the_teacher(
     corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a dry run too, which would say otherwise that the run begins."""
+    """Neither find it nor open it. In a dry run too, which would say otherwise that the run begins."""
     settings = config(corpus, tmp_path, "distillation.teacher=teacher")
-    monkeypatch.setattr(teacher, "teacher_model", lambda path: settings.model)
     monkeypatch.setattr(teacher, "check_teacher", lambda *_: None)
     monkeypatch.setattr(teacher, "compared", lambda origin, *_, **__: origin)
 
     def told(rank: int, num_ranks: int) -> list[str]:
-        def checkpoint_at(path: Path) -> None:
+        def away(path: Path) -> None:
             if rank:
-                raise CheckpointError("teacher is away")
+                raise CheckpointError(f"{path} is away")
 
-        init_from.__dict__["checkpoint_at"] = checkpoint_at
-        mesh, data = build_mesh(Layout(dp=2), rank), open_corpus(settings)
+        world, data = build_mesh(Layout(dp=2), rank).world, open_corpus(settings)
+        mesh: Any = SimpleNamespace(rank=rank, world=world)  # no other axis
         said: list[str] = []
-        for reads in (
-            lambda: taught.check(settings, data, mesh),
-            lambda: teacher.open_teacher(settings, mesh, data, torch.device("cpu"), usual()),
-        ):
-            with pytest.raises(ConfigError) as raised:
-                reads()
-            said.append(str(raised.value))
+        for module, part in ((init_from, {"checkpoint_at": away}), (teacher, {"teacher_model": away})):
+            module.__dict__.update(part)
+            for reads in (
+                lambda: taught.check(settings, data, mesh),
+                lambda: teacher.open_teacher(settings, mesh, data, torch.device("cpu"), usual()),
+            ):
+                with pytest.raises(ConfigError) as raised:
+                    reads()
+                said.append(str(raised.value))
+            teacher.__dict__["origin_together"] = lambda path, *_: SimpleNamespace(path=path)
         return said
 
-    assert run_on_ranks(told, 2) == [["rank 1: teacher is away"] * 2] * 2
+    assert run_on_ranks(told, 2, time_limit=20.0) == [["rank 1: teacher is away"] * 4] * 2
