@@ -21,7 +21,7 @@ from colonnade.errors import CopiesError, DamagedError
 from colonnade.launch import launch
 from colonnade.mesh.collectives import where_unequal
 from colonnade.mesh.layout import Layout
-from colonnade.mesh.mesh import Mesh, build_mesh
+from colonnade.mesh.mesh import Axis, Mesh, build_mesh
 from colonnade.train import loop, undo
 from colonnade.train import repair as repair_module
 from colonnade.train.memory_copies import START, MemoryCopies
@@ -322,6 +322,26 @@ def test_repairs_are_counted_from_one_checkpoint(policy: str, config: Path, monk
         assert returned is (policy == "return")
     with pytest.raises(CopiesError):
         repair(state, found, settings, None, saving, in_memory(settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_ranks_count_repairs_from_the_checkpoint_that_rank_0_sees(
+    config: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """Another may not see it yet, and would end where the others return."""
+    settings, told = load(config), list[str]()
+    (checkpoints(Path(settings.run.folder)) / "step_00000004").mkdir(parents=True)
+
+    def broadcast_text(text: str, ranks: Axis) -> str:
+        assert ranks is world
+        told.append(text)
+        return "2"
+
+    world = Axis("world", 2, rank, (0, 1))
+    monkeypatch.setattr(repair_module, "broadcast_text", broadcast_text)
+    state: Any = SimpleNamespace(ownership=SimpleNamespace(mesh=SimpleNamespace(world=world)))
+    assert repair_module._newest(state, settings) == 2
+    assert rank > 0 or told == ["4"]
 
 
 def test_before_the_run_returns_it_forgets_the_copies_in_memory(

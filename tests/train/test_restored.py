@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -30,7 +30,8 @@ def test_what_lies_in_the_base_is_what_lay_there_when_the_run_began(
     said = {"step": 3, "samples": 12, "skipped_steps": 1, "published": "p", "loss_scale": None, "changes": ["c"]}
     watch = SimpleNamespace(model_dump=dict)
     metadata = SimpleNamespace(base=base, rollbacks=["r"], watch=watch, **said)
-    monkeypatch.setattr(recovery, "load_found", lambda *_, **__: (tmp_path, None))
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(recovery, "load_found", lambda *_, **given: asked.update(given) or (tmp_path, None))
     monkeypatch.setattr(recovery, "metadata_of", lambda *_: metadata)
     monkeypatch.setattr(recovery, "end_behind", lambda path, manifest, tokenizer: tokenizer)
     for name in ("shards_of", "model_metadata", "curriculum_of", "optimizer_of", "as_it_began", "in_force"):
@@ -47,7 +48,9 @@ def test_what_lies_in_the_base_is_what_lay_there_when_the_run_began(
     )
     settings: Any = SimpleNamespace(run=SimpleNamespace(folder=str(tmp_path)), model=None)
     corpus: Any = Read()
-    assert recovery.restore(began, settings, corpus) == (tmp_path, metadata)
+    holders, known = {"a": [1]}, cast(Any, "a manifest")
+    assert recovery.restore(began, settings, corpus, tmp_path, holders, known) == (tmp_path, metadata)
+    assert asked["holders"] is holders and asked["known"] is known
     assert began.base.weights == frozenset(kept or "z")
     assert (began.step, began.samples, began.skipped, began.published) == (3, 12, 1, "p")
     assert began.end_of_document == "t"

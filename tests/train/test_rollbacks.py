@@ -13,7 +13,8 @@ import pytest
 from colonnade.config.load import load, to_toml
 from colonnade.config.schema import Config
 from colonnade.errors import CheckpointError, ConfigError, DiskError
-from colonnade.mesh.mesh import Mesh
+from colonnade.mesh.layout import Layout
+from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.train import change, rollbacks
 from colonnade.train.change import Change
 from colonnade.train.change_requests import Decided, write_decided
@@ -23,6 +24,7 @@ from colonnade.train.monitor import write_event
 from colonnade.train.rollback import Rollback, has_left
 from colonnade.train.rollback_options import RollbackOptions
 from colonnade.train.run_folder import CHANGES, COPIES, DECIDED, ROLLBACKS
+from tests.distributed import run_on_ranks
 from tests.runs import events, metrics, saved_steps
 from tests.told import Told
 
@@ -94,12 +96,25 @@ def test_a_return_by_hand_says_what_was_asked_and_undoes_those_to_its_step_or_la
     assert told["event"] == "rolled back" and told.items() >= rollback.model_dump().items()
 
 
-def test_a_return_to_a_checkpoint_of_a_course_that_was_left_goes_on_with_that(run: Path) -> None:
-    """As where it was put back. Else all that is saved behind it would look as if the run had left it."""
+def test_a_return_to_a_checkpoint_of_a_course_that_was_left_goes_on_with_that(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it was put back. Else all that is saved behind it would look as if the run had left it. One of the
+    other course that is deleted with it has nothing to say.
+    """
     first, _ = rollbacks.by_hand(run, 4, RollbackOptions())
-    (run / "checkpoints" / "step_00000006").mkdir()
-    second, _ = rollbacks.by_hand(run, 6, RollbackOptions())
-    assert rollbacks.read(run) == [second] and first.to < second.to
+    metadata_of = rollbacks.metadata_of
+
+    def later(path: Path, manifest: Any) -> Any:
+        found: Any = metadata_of(path, manifest)
+        found.rollbacks = [first] if found.step == 8 else []
+        return found
+
+    monkeypatch.setattr(rollbacks, "metadata_of", later)
+    for step in (6, 8):
+        (run / "checkpoints" / f"step_0000000{step}").mkdir()
+    second, gone = rollbacks.by_hand(run, 6, RollbackOptions())
+    assert rollbacks.read(run) == [second] and first.to < second.to and gone == [8]
     assert not has_left(rollbacks.read(run), 8, [second])
 
 
@@ -382,6 +397,28 @@ def test_a_run_goes_on_only_where_the_changes_to_come_can_be_read(
     state: Any = SimpleNamespace(step=4, samples=16, changes=[], ownership=SimpleNamespace(mesh=Mesh()))
     with pytest.raises(DiskError, match=rf"{name} cannot be read"):
         rollbacks.apply(state, settings, corpus, [], [])
+
+
+def test_ranks_know_what_rank_0_reads_of_rollbacks_and_of_changes_to_come(run: Path, config: Path) -> None:
+    """Their folders may be older ones. What rank 0 cannot read is told on all."""
+    it, coming = Rollback(to=4, skip=1, passed=4, id="it"), Change(at=5, values={"train.steps": 9}, was={}, line="1")
+    rollbacks.write(run, [it])
+    write_decided(run, Decided(changes=(coming,)))
+    (damaged := run / "damaged").mkdir()
+    (damaged / DECIDED).write_text("{")
+
+    def told(rank: int, num_ranks: int) -> tuple[list[Rollback], list[Change], str]:
+        world = build_mesh(Layout(dp=2), rank).world
+        owned = SimpleNamespace(mesh=SimpleNamespace(world=world))
+        state: Any = SimpleNamespace(step=4, changes=[], ownership=owned)
+        whole, broken = (load(config, [f"run.folder={run / 'elsewhere' if rank else each}"]) for each in (run, damaged))
+        found = rollbacks.read_together(Path(whole.run.folder), world), rollbacks._to_come_together(whole, state)
+        with pytest.raises(ConfigError) as raised:
+            rollbacks._to_come_together(broken, state)
+        return *found, str(raised.value)
+
+    first, other = run_on_ranks(told, 2, time_limit=20.0)
+    assert first == other and first[:2] == ([it], [coming]) and first[2].startswith(f"rank 0: {damaged / DECIDED} can")
 
 
 def test_rates_are_lowered_by_all_returns_that_a_run_has_made(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:

@@ -142,3 +142,18 @@ def test_an_earlier_return_to_the_same_step_counts_for_which_batches_are_passed_
     asked, earlier = Rollback(to=10, skip=1), Rollback(to=10, skip=2, passed=8)
     assert undo._weighed(asked, [], settings, corpus) == ("", {"passed": 4, "batches": [[1, 4]]})
     assert undo._weighed(asked, [earlier], settings, corpus) == ("", {"passed": 8, "batches": [[1, 8]]})
+
+
+def test_ranks_look_for_the_newest_checkpoint_when_rank_0_has_taken_later_ones_away(
+    settings: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, to what rank 0 has decided: else one reads what is being deleted, or goes elsewhere."""
+    done = list[str]()
+    monkeypatch.setattr(undo, "_weighed", lambda *_: ("", {}))
+    monkeypatch.setattr(undo, "discard_after", lambda *_: done.append("taken away"))
+    monkeypatch.setattr(undo, "gather_texts", lambda _, ranks: done.append(ranks.name))
+    monkeypatch.setattr(undo, "broadcast_text", lambda _, ranks: {"world": '["its name", 10]'}[ranks.name])
+    monkeypatch.setattr(undo, "return_to_newest", lambda *_: done.append("read"))
+    returned(settings, Told(), Divergence(step=22, first=22, reason="has loss nan"))
+    assert done == ["taken away", "world", "read"]
+    assert [(each.to, each.id) for each in rollbacks.read(tmp_path / "run")] == [(10, "its name")]
