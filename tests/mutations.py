@@ -12987,6 +12987,43 @@ MUTATIONS = [
         ("tests/train/test_undo.py",),
     ),
     Mutation(
+        "under torchrun ranks beside rank 0 note no mistake and find none",
+        "train/start.py",
+        "        with ending(config):\n            yield ()\n",
+        "        yield ()\n",
+        ("tests/launch/test_torchrun.py",),
+    ),
+    Mutation(
+        "each start under torchrun makes the mistake again that the folder shows",
+        "train/start.py",
+        "            stack.enter_context(ending(config))\n"
+        "            same_run.check(config)\n"
+        "            if not returns:\n"
+        "                _finish_rollback(config)\n",
+        "            same_run.check(config)\n"
+        "            if not returns:\n"
+        "                _finish_rollback(config)\n"
+        "            stack.enter_context(ending(config))\n",
+        ("tests/launch/test_torchrun.py",),
+    ),
+    Mutation(
+        "what a disk refuses of finishing a rollback is a traceback of a rank",
+        "train/start.py",
+        "        try:\n"
+        "            finish(run)\n"
+        "        except OSError as error:\n"
+        "            raise run_folder.unwritable(config, error) from error\n",
+        "        finish(run)\n",
+        ("tests/train/test_start.py",),
+    ),
+    Mutation(
+        "who starts ranks imports torch for rollbacks that nobody has made",
+        "train/start.py",
+        "    if (run / run_folder.ROLLBACKS).exists():\n",
+        "    if run.exists():\n",
+        ("tests/train/test_start.py",),
+    ),
+    Mutation(
         "a published folder has no tokenizer but a tokenizer.json",
         "huggingface/tokenizer.py",
         '("tokenizer.json", "vocab.json", "vocab.txt")',

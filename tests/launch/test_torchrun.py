@@ -176,6 +176,39 @@ def test_a_mistake_in_a_new_folder_is_noted(config: Path, tmp_path: Path, under_
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("shows", ["train.same_run.check", "train.start._finish_rollback"])
+def test_a_mistake_that_the_folder_shows_is_noted(
+    config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch, shows: str
+) -> None:
+    """That another run lives there, or a checkpoint of a course that was left: no later start would mend it."""
+
+    def refused(*_: object) -> None:
+        raise ConfigError("it is another's")
+
+    under_torchrun.setenv("WORLD_SIZE", "1")
+    under_torchrun.setattr(f"colonnade.{shows}", refused)
+    with pytest.raises(ConfigError, match="another's"), start.owned(load(config)):
+        pytest.fail("it is not this run's")
+    assert noted(tmp_path / "run" / FILE) == {"run": "job", "status": 2, "why": "it is another's"}
+
+
+def test_a_rank_beside_rank_0_notes_its_mistake_and_finds_what_is_noted(
+    config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch
+) -> None:
+    settings, note = load(config, ["parallel.dp=2"]), tmp_path / "run" / FILE
+    note.parent.mkdir()
+    note.write_text(json.dumps({**GOES_ON, "time": time.time()}))
+    under_torchrun.setenv("WORLD_SIZE", "2")
+    under_torchrun.setenv("RANK", "1")
+    with pytest.raises(ConfigError, match="its own"), start.owned(settings) as kept:
+        assert kept == ()
+        raise ConfigError("its own")
+    assert noted(note) == {"run": "job", "status": 2, "why": "its own"}
+    with pytest.raises(SystemExit) as end, start.owned(settings):
+        pytest.fail("it has ended for good")
+    assert end.value.code == 2
+
+
 def test_the_layout_follows_the_ranks(config: Path, under_torchrun: pytest.MonkeyPatch) -> None:
     settings = load(config, ["parallel.tp=2", "parallel.dp=2", "model.num_layers=1"])
     fitted = start.fitted(settings)

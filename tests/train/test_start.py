@@ -552,6 +552,36 @@ def test_a_rollback_in_which_ranks_were_killed_is_finished_when_their_supervisor
         assert kept == () and saved_steps(run) == left
 
 
+@pytest.mark.parametrize("is_supervised", [True, False])
+def test_a_rollback_that_the_disk_keeps_from_being_finished_is_told(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_supervised: bool
+) -> None:
+    """Whoever finishes it: a run on a disk that comes back is started again."""
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "step_00000006")
+
+    run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
+    write_rollbacks(run, [Rollback(to=4, id="it")])
+    monkeypatch.setattr("colonnade.train.rollbacks.discard_after", refused)
+    monkeypatch.setattr(launch, "has_supervisor", lambda: is_supervised)
+    said = rf"^run\.folder = '{run}' cannot be written: Read-only file system \(step_00000006\)"
+    with pytest.raises(DiskError, match=said), begin.owned(load(finished.config, [f"run.folder={run}"])):
+        pytest.fail("checkpoints of two courses are there")
+
+
+@pytest.mark.parametrize("is_supervised", [True, False])
+def test_where_a_run_has_made_no_rollback_nothing_is_imported_for_one(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_supervised: bool
+) -> None:
+    """Torch would be, in each process that starts ranks."""
+    (tmp_path / "run").mkdir()
+    monkeypatch.setitem(sys.modules, "colonnade.train.rollbacks", None)
+    monkeypatch.setattr(launch, "has_supervisor", lambda: is_supervised)
+    with begin.owned(load(config)) as kept:
+        assert len(kept) == (not is_supervised)
+
+
 # --- who starts what --------------------------------------------------------------------------------------------------
 
 
