@@ -13024,6 +13024,20 @@ MUTATIONS = [
         ("tests/train/test_start.py",),
     ),
     Mutation(
+        "an empty folder says which revision of samples a sweep has",
+        "train/tuning.py",
+        "filter(run_folder.was_trained, (",
+        "filter(Path.exists, (",
+        ("tests/train/test_sweep.py",),
+    ),
+    Mutation(
+        "a revision is told as kept from where no configuration is",
+        "train/tuning.py",
+        "first), str(first)):",
+        "first), str(sweep.folder)):",
+        ("tests/train/test_sweep.py",),
+    ),
+    Mutation(
         "a published folder has no tokenizer but a tokenizer.json",
         "huggingface/tokenizer.py",
         '("tokenizer.json", "vocab.json", "vocab.txt")',

@@ -365,9 +365,15 @@ def test_points_have_the_revision_of_samples_with_which_the_first_has_begun(
 
     assert run_points(swept(tmp_path, "train.seed = [1]"), run) == 0
     write("seed-1", "")
-    assert run_points(swept(tmp_path, "train.seed = [1, 2]"), run) == 0
-    assert "Kept from" in capsys.readouterr().out and [revision(1), revision(2)] == [None, 1]
+    sweep = swept(tmp_path, "train.seed = [1, 2]")
+    assert run_points(sweep, run) == 0 and [revision(1), revision(2)] == [None, 1]
+    kept = "config.toml, as the defaults were when the run began: data.revision = 1.\n"
+    assert f"Kept from {tmp_path}/runs/seed-1/{kept}" in capsys.readouterr().out
+    assert all("revision" not in point.content["data"] for point in sweep.points), "what was read stays as it is"
+    shutil.rmtree(tmp_path / "runs" / "seed-1")
+    (tmp_path / "runs" / "seed-1").mkdir()
     assert run_points(swept(tmp_path, "train.seed = [1, 2, 3]"), run) == 0, "all are alike"
+    assert f"Kept from {tmp_path}/runs/seed-2/{kept}" in capsys.readouterr().out, "the first of which there is a run"
     other = tmp_path / "runs" / "seed-3.toml"  # as if that had been run by a version that did not look
     other.write_text(other.read_text().replace("revision = 1\n", ""))
     write("seed-3", "revision = 2\n")
@@ -377,10 +383,10 @@ def test_points_have_the_revision_of_samples_with_which_the_first_has_begun(
     shutil.rmtree(tmp_path / "runs" / "seed-2")
     assert run_points(swept(tmp_path, "train.seed = [1, 2, 3]"), run) == 0
     assert [revision(seed) for seed in (1, 2, 3)] == [None] * 3, "the first that is there is of the newest"
-    assert calls == ["seed-1", "seed-2", "seed-3", "seed-1", "seed-2"]
+    assert calls == [*("seed-1", "seed-2"), *("seed-1", "seed-3"), *("seed-1", "seed-2")]
 
 
-def test_a_sweep_over_the_revision_of_samples_keeps_each(tmp_path: Path) -> None:
+def test_a_sweep_over_the_revision_of_samples_keeps_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finished = made(lambda content: 0.5)
 
     def run(config: Path, share: Share) -> int:
@@ -393,6 +399,7 @@ def test_a_sweep_over_the_revision_of_samples_keeps_each(tmp_path: Path) -> None
         assert run_points(sweep, run) == 0
     found = [tomllib.loads((tmp_path / "runs" / f"revision-{each}.toml").read_text()) for each in (1, 2)]
     assert [each["data"]["revision"] for each in found] == [1, 2]
+    assert "Kept from" not in capsys.readouterr().out
 
 
 def begun_from_weights(config: Path, share: Share) -> int:
