@@ -12924,6 +12924,13 @@ MUTATIONS = [
         ("tests/train/test_teacher.py",),
     ),
     Mutation(
+        "each rank reads what is stored of a teacher",
+        "train/taught.py",
+        'lambda: "" if mesh.rank else " ".join(str(there(block)) for block in blocks), mesh.world)',
+        'lambda: " ".join(str(there(block)) for block in blocks), mesh.world)',
+        ("tests/train/test_distillation.py",),
+    ),
+    Mutation(
         "a teacher without a tokenizer is refused",
         "train/teacher.py",
         "if theirs is not None and ours is not None and not ours.is_of(theirs):",

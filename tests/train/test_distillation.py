@@ -380,6 +380,8 @@ def test_what_is_missing_is_what_the_first_rank_does_not_find(tmp_path: Path) ->
 
     def missing(rank: int, num_ranks: int) -> list[Block]:
         mesh: Any = SimpleNamespace(rank=rank, world=build_mesh(Layout(tp=2), rank).world)  # no other axis
+        if rank:
+            train_taught.__dict__["_files"] = lambda *_: pytest.fail("all of what is stored is read by each rank")
         return _missing(tmp_path if rank == 0 else tmp_path / "nowhere", blocks, mesh)
 
     assert run_on_ranks(missing, 2) == [[], []]
