@@ -3169,6 +3169,27 @@ MUTATIONS = [
         ("tests/launch/test_slurm.py",),
     ),
     Mutation(
+        "each start of a Slurm job has the name of the first",
+        "launch/slurm.py",
+        "this=$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}",
+        "this=$SLURM_JOB_ID.0",
+        ("tests/launch/test_slurm.py",),
+    ),
+    Mutation(
+        "torchrun is not told which start of a Slurm job it is",
+        "launch/slurm.py",
+        '--rdzv-id="$this"',
+        '--rdzv-id="$SLURM_JOB_ID"',
+        ("tests/launch/test_slurm.py",),
+    ),
+    Mutation(
+        "a batch script takes the end of a job for its own whose name begins like its own",
+        "launch/slurm.py",
+        '\\"$this\\""*',
+        '\\"$this"*',
+        ("tests/launch/test_slurm.py",),
+    ),
+    Mutation(
         "machines that share no folder train",
         "train/shared_folder.py",
         "if each[0] != holder}",
@@ -3544,6 +3565,13 @@ MUTATIONS = [
         "launch/slurm.py",
         '[ "$(newest)" != "$before" ]; }}; then',
         "true; }}; then",
+        ("tests/launch/test_slurm.py",),
+    ),
+    Mutation(
+        "the oldest checkpoint tells whether a job has made progress",
+        "launch/slurm.py",
+        "tail -n 1; }}",
+        "head -n 1; }}",
         ("tests/launch/test_slurm.py",),
     ),
     Mutation(
@@ -12674,6 +12702,20 @@ MUTATIONS = [
         "launch/slurm.py",
         '"" if config.train.threads else _THREADS.format(ranks=job.ranks_per_node)',
         '""',
+        ("tests/launch/test_slurm.py",),
+    ),
+    Mutation(
+        "ranks of all machines of a Slurm job share the cores of one",
+        "launch/slurm.py",
+        "_THREADS.format(ranks=job.ranks_per_node)",
+        "_THREADS.format(ranks=job.num_ranks)",
+        ("tests/launch/test_slurm.py",),
+    ),
+    Mutation(
+        "a batch script wants the run's folder to be there",
+        "launch/slurm.py",
+        'mkdir -p "$run"\n',
+        "",
         ("tests/launch/test_slurm.py",),
     ),
     Mutation(

@@ -247,6 +247,8 @@ SAVES = 'mkdir -p "$RUN/checkpoints/step_00000010"; '
         (HAS_THE_FOLDER + "exit 1", 1, False),
         (HAS_THE_FOLDER + SAVES + "exit 1", 1, True),
         ('rm "$RUN/ended.json";' + SAVES + "exit 1", 1, True),
+        ('echo \'{"run": "17.0", "status": 99, "why": ""}\' > "$RUN/ended.json"; exit 1', 1, False),
+        ('echo \'{"run": "7.01", "status": 99, "why": ""}\' > "$RUN/ended.json"; exit 1', 1, False),
         (SAVES + "exit 1", 1, False),
         (HAS_THE_FOLDER + SAVES + 'touch "$RUN/stop"; exit 1', 1, False),
         (ASKED_TO_LEAVE, 99, True),
@@ -304,6 +306,22 @@ def test_only_a_stage_that_another_follows_has_ended_well_where_the_run_has_not(
     assert ended(config, tmp_path, ASKED_TO_LEAVE, job=STAGES) == (status, False)
 
 
+@pytest.mark.parametrize(("start", "status", "requeued"), [(0, 1, False), (1, 99, True)])
+def test_each_start_of_a_job_has_a_name_of_its_own(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, status: int, requeued: bool
+) -> None:
+    """By which its ranks, and the script, know their end from that of the start before."""
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    notes = f"""echo '{{"run": "7.{start}", "status": 99, "why": ""}}' > "$RUN/ended.json"; """
+    assert ended(config, tmp_path, notes + f'echo "$@" > {tmp_path}/asked; exit 1') == (status, requeued)
+    assert "--rdzv-id=7.1" in (tmp_path / "asked").read_text().split()
+
+
+def test_the_run_of_a_job_may_be_new(config: Path, tmp_path: Path) -> None:
+    new = tmp_path / "runs" / "new"
+    assert ended(config, tmp_path, f"[ -d {new} ] || exit 5; [ ! -e {new}/leave ]", keys=[f"run.folder={new}"])[0] == 0
+
+
 def test_a_step_has_the_cores_that_its_job_was_given(config: Path, tmp_path: Path) -> None:
     """Srun of Slurm 22.05 and later does not take them from the job, and `sbatch -c` may have asked for others."""
     ended(config, tmp_path, f'echo "$2" > {tmp_path}/asked')
@@ -325,10 +343,11 @@ def test_a_step_has_the_cores_that_its_job_was_given(config: Path, tmp_path: Pat
 def test_ranks_share_the_cores_that_the_job_was_given(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, chosen: int, openmp: str, told: str
 ) -> None:
-    """Not those of the machine, all of which a step of Slurm may use by default. What somebody has chosen stays."""
+    """Of a machine of the job: a step of Slurm may use all cores by default. What somebody has chosen stays."""
     monkeypatch.setenv("OMP_NUM_THREADS", openmp)
-    keys = [f"train.threads={chosen}", "train.micro_batch_size=1", f"parallel.dp={ranks}"]
-    ended(config, tmp_path, f'echo "$@" > {tmp_path}/asked', job=Job(1, ranks, "60", gpus=False), keys=keys)
+    keys = [f"train.threads={chosen}", "train.micro_batch_size=1", "train.global_batch_size=8"]
+    keys += [f"parallel.dp={2 * ranks}"]
+    ended(config, tmp_path, f'echo "$@" > {tmp_path}/asked', job=Job(2, ranks, "60", gpus=False), keys=keys)
     words = (tmp_path / "asked").read_text().split()
     given = [*keys, *(word for word in words if word.startswith("train.threads="))]
     assert f"train.threads={load(config, given).train.threads}" == told
@@ -347,7 +366,8 @@ def ended(
     run, programs = tmp_path / "run", tmp_path / "bin"
     programs.mkdir()
     run.mkdir(exist_ok=True)
-    (run / "leave").touch()  # of the job before, as the next line
+    (run / "checkpoints" / "step_00000005").mkdir(parents=True, exist_ok=True)  # of the job before, as the next lines
+    (run / "leave").touch()
     (run / "ended.json").write_text('{"run": "6.0", "status": 99, "why": ""}')
     queued = tmp_path / "queued"
     shown = f"""case "$*" in
