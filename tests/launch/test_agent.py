@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,6 +59,17 @@ def test_when_it_has_started_is_told_by_the_clock_of_the_world(monkeypatch: pyte
     assert agent.began() is None
 
 
+def test_when_it_has_started_is_counted_as_the_kernel_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the time for which the machine was suspended, which its other clocks leave out; in ticks of its own."""
+    clocks = {time.CLOCK_BOOTTIME: 5000.0, time.CLOCK_MONOTONIC: 1400.0}
+    known = {name: number for name, number in vars(time).items() if name.startswith("CLOCK_")}
+    known |= {"time": lambda: 1e9, "monotonic": lambda: 1400.0, "clock_gettime": clocks.__getitem__}
+    monkeypatch.setattr(agent, "time", SimpleNamespace(**known))
+    monkeypatch.setattr(os, "sysconf", {"SC_CLK_TCK": 250}.__getitem__)
+    monkeypatch.setattr(agent, "agent", lambda: ProcessId("here", 7, "500000"))
+    assert agent.began() == 1e9 - 3000.0
+
+
 def ended() -> ProcessId:
     process = subprocess.Popen(["sleep", "100"])
     found = process_id_of(process.pid)
@@ -66,12 +78,17 @@ def ended() -> ProcessId:
     return found
 
 
-def test_folders_of_what_has_ended_are_swept(tmp_path: Path) -> None:
+def test_folders_of_what_has_ended_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of one that lives, whose guard was killed; and there may be others of such a name."""
     mine_, gone = agent.folder_of(mine(), tmp_path), agent.folder_of(ended(), tmp_path)
     assert agent.folder_of(mine(), tmp_path) == mine_ != gone and oct(mine_.stat().st_mode)[-3:] == "700"
     others = [tmp_path / gone.name.replace(f"-{os.getuid()}-", "-77-"), tmp_path / f"{gone.name}9", tmp_path / "other"]
+    others += [tmp_path / f"{agent.PREFIX}{os.getuid()}-0"]
+    (mine_ / agent.GUARD).touch()
     for each in others:
         each.mkdir()
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: sorted(glob(folder, pattern)))
     agent.sweep(tmp_path)
     assert not gone.exists() and mine_.exists() and all(each.exists() for each in others)
 

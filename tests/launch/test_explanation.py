@@ -347,23 +347,52 @@ def test_ranks_that_wait_alike_for_one_that_is_gone_are_told_together() -> None:
     assert together.startswith("ranks 1 and 2 wait in all_reduce over dp for blocks.7.mlp (step 41, 5.0 s); rank 0 ")
 
 
+def test_ranks_that_wait_in_something_else_or_for_others_are_told_apart() -> None:
+    """For another rank, though in the same; in another operation, though for the same rank."""
+
+    def told_apart(*waiting: Report) -> bool:
+        lines = explained(picture(*waiting, gone={0: "ended"}))
+        return sum(line.startswith(f"{each.name} waits in ") for line in lines for each in waiting) == len(waiting)
+
+    assert told_apart(report(1, operation()), report(3, operation()))
+    assert told_apart(report(2, operation(axis="dp")), report(4, operation("receive", "pp", peer=0, number=1)))
+    assert not told_apart(*(report(rank, operation(axis="world")) for rank in (1, 5)))
+
+
+def test_ranks_that_have_heard_of_a_lost_connection_are_told_together() -> None:
+    lost = "Connection closed by peer"
+    waits = [report(rank, operation(axis="world"), error=lost, recent=()) for rank in (1, 5)]
+    assert explained(picture(*waits)) == [
+        f"ranks 1 and 5 wait in all_reduce over world for blocks.7.mlp (step 41, 5.0 s, {lost}); rank 0 has never "
+        "reported; rank 2 has never reported; rank 3 has never reported; 3 more have not come",
+        "The last operations of rank 1 [pp0 dp0 tp1], newest last:",
+        "The last operations of rank 5 [pp1 dp0 tp1], newest last:",
+    ]
+
+
 def test_of_much_that_differs_what_leads_to_the_cause_is_told() -> None:
-    """Of 40 ranks on a second stage each waits to receive from another on the first: one of them from the dead one."""
+    """Of 40 ranks on a second stage each two wait to receive from another on the first: two of them from the dead one.
+    Another waits for that one beside one that waits itself.
+    """
     first = copies(40, dead=30).reports
     second = {
         40 + rank: replace(
-            report(4, operation("receive", "pp", f"blocks.{rank}", peer=rank, number=1)),
+            report(4, operation("receive", "pp", f"blocks.{peer}", peer=peer, number=1)),
             rank=40 + rank,
             coordinates=f"[pp1 dp{rank} tp0]",
-            waiting_ranks=(rank, 40 + rank),
+            waiting_ranks=(peer, 40 + rank),
         )
         for rank in range(40)
+        for peer in [rank // 2 * 2]
     }
-    lines = explained(Picture({**first, **second}, gone={30: "killed by signal 9 (SIGKILL)"}))
+    both = replace(report(0, operation()), rank=80, coordinates="[pp2 dp0 tp0]", waiting_ranks=(0, 30, 80))
+    lines = explained(Picture({**first, **second, 80: both}, gone={30: "killed by signal 9 (SIGKILL)"}))
     waits = [line for line in lines if " wait" in line]
     assert len(waits) == 9 and waits[0].startswith("ranks 0-29 and 31-39 wait in all_reduce over dp")
-    assert waits[7].startswith("rank 70 [pp1 dp30 tp0] waits in receive over pp from rank 30 for blocks.30 (")
-    assert waits[8] == "… and 33 more ranks wait."
+    assert waits[6].startswith("ranks 70 and 71 wait in receive over pp from rank 30 for blocks.30 (")
+    assert waits[7].startswith("rank 80 [pp2 dp0 tp0] waits in ") and "; rank 0 [pp0 dp0 tp0] waits itself;" in waits[7]
+    assert waits[8] == "… and 28 more ranks wait."
     last = [line for line in lines if line.startswith("The last operations of ")]
-    assert len(last) == 8 and last[0].startswith("The last operations of rank 0 ") and "rank 70 " in last[7]
-    assert lines[-1] == "… and the last operations of 33 more ranks."
+    assert len(last) == 8 and last[0].startswith("The last operations of rank 0 ")
+    assert "rank 70 " in last[6] and "rank 80 " in last[7]
+    assert lines[-1] == "… and the last operations of 28 more ranks."
