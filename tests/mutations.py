@@ -2994,6 +2994,13 @@ MUTATIONS = [
         ("tests/launch/test_agreement.py",),
     ),
     Mutation(
+        "what ranks say of boxes crosses what they do meanwhile",
+        "mesh/agreement.py",
+        "group = group or dist.group.WORLD",
+        "group = dist.group.WORLD",
+        ("tests/launch/test_join.py",),
+    ),
+    Mutation(
         "what rank 0 lacks is not compared",
         "mesh/agreement.py",
         "dict.fromkeys(name for theirs in gathered for name in theirs)",
@@ -3141,6 +3148,13 @@ MUTATIONS = [
         ("tests/launch/test_join.py",),
     ),
     Mutation(
+        "a rank does not see the end of those beside it",
+        "launch/join.py",
+        "Watch(mesh, timeout, board, near,",
+        "Watch(mesh, timeout, board, (),",
+        ("tests/launch/test_join.py",),
+    ),
+    Mutation(
         "the end of an earlier job of the same name ends a later one",
         "train/ending.py",
         "isinstance(when, float) and self._began <= when <= time.time()",
@@ -3237,6 +3251,27 @@ MUTATIONS = [
         "beat, self._heard = first.beat, time.monotonic()",
         "beat = first.beat",
         ("tests/launch/test_reporter.py",),
+    ),
+    Mutation(
+        "a rank that stays leaves a rank 0 that takes longer than a report",
+        "launch/reporter.py",
+        "        while self._thread.is_alive() and self._is_heard():\n            self._thread.join(self.board.tick)",
+        "        self._thread.join(_GATHER)",
+        ("tests/launch/test_reporter.py",),
+    ),
+    Mutation(
+        "a rank that stays for rank 0 fails where the board is lost",
+        "launch/reporter.py",
+        "            self._guarded(self._await_rank_0)",
+        "            self._await_rank_0()",
+        ("tests/launch/test_reporter.py",),
+    ),
+    Mutation(
+        "a rank that fails stays until rank 0 has ended",
+        "launch/watch.py",
+        "stay=in_order and self._stays",
+        "stay=self._stays",
+        ("tests/launch/test_watch_alarm.py",),
     ),
     Mutation(
         "all stages that share weights are one axis",
@@ -12716,6 +12751,20 @@ MUTATIONS = [
         "launch/launch.py",
         "        with explained():\n            dist.init_process_group(",
         "        if True:\n            dist.init_process_group(",
+        ("tests/launch/test_reach.py",),
+    ),
+    Mutation(
+        "ranks come together within half an hour, whatever they are given",
+        "launch/launch.py",
+        "world_size=size, timeout=limit)",
+        "world_size=size)",
+        ("tests/launch/test_reach.py",),
+    ),
+    Mutation(
+        "an address that cannot be reached is told with all that was said of it",
+        "launch/reach.py",
+        "{refused[1]}",
+        "{refused[0]}",
         ("tests/launch/test_reach.py",),
     ),
     Mutation(

@@ -47,15 +47,15 @@ def test_a_rank_of_torchrun(environment: pytest.MonkeyPatch, rank: int) -> None:
 @pytest.mark.parametrize("rank", [0, 4, 5])
 def test_of_the_ranks_of_a_machine_those_count_that_are_at_work(environment: pytest.MonkeyPatch, rank: int) -> None:
     """All 4 of the first, 2 of the second, whichever of them asks."""
-    idle = list[int]()
-    environment.setattr(launch, "store_of_start", lambda *_: None)
-    environment.setattr(launch.idle, "tell", lambda store, num_idle: idle.append(num_idle))
+    told = list[tuple[object, int]]()
+    environment.setattr(launch, "store_of_start", lambda *given: given)
+    environment.setattr(launch.idle, "tell", lambda store, num_idle: told.append((store, num_idle)))
     put(environment, RANK=rank, WORLD_SIZE=8, LOCAL_RANK=rank % 4, LOCAL_WORLD_SIZE=4)
     launch.tell_idle()
     assert launch.use_first(6)
     assert launch.rank_and_size() == (rank, 6) and launch.neighbours() == (range(4) if rank < 4 else range(4, 6))
     launch.tell_idle()
-    assert idle == [2], "those that are told of the end"
+    assert told == [((rank, 6, launch.idle.PATIENCE), 2)], "those that are told of the end, and no longer tried"
 
 
 def test_a_run_that_has_ended_asks_no_store_that_is_gone(

@@ -21,6 +21,7 @@ from colonnade.launch.supervisor import Failure
 from colonnade.mesh.agreement import all_ranks, disagreements, gather_texts
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh, build_mesh
+from colonnade.mesh.transport import TorchTransport
 from tests.distributed import fork, run_on_ranks
 
 CPU = torch.device("cpu")
@@ -110,15 +111,21 @@ def test_so_is_what_the_disk_refuses_it(faults: list[int], said: str) -> None:
     assert run_on_ranks(_read, 2, faults) == [said] * 2
 
 
-def _of_the_world(rank: int, num_ranks: int) -> tuple[int, int, tuple[int, ...], list[str], dict[str, Any]]:
-    axis = all_ranks()
-    return axis.rank, axis.size, tuple(axis.ranks), gather_texts(f"I am {rank}", axis), disagreements({"x": "1"}, axis)
+def _of_the_world(
+    rank: int, num_ranks: int
+) -> tuple[int, int, tuple[int, ...], list[str], dict[str, Any], bool, list[str]]:
+    axis, group = all_ranks(), torch.distributed.new_group()
+    apart = all_ranks(group)
+    assert isinstance(apart.transport, TorchTransport)
+    said, found = gather_texts(f"I am {rank}", axis), disagreements({"x": "1"}, axis)
+    own = apart.transport.group is group
+    return axis.rank, axis.size, tuple(axis.ranks), said, found, own, gather_texts(str(rank), apart)
 
 
 def test_all_ranks_are_reached_before_there_is_a_mesh() -> None:
-    """Whatever layout each of them believes in."""
-    said = ["I am 0", "I am 1", "I am 2"]
-    assert run_on_ranks(_of_the_world, 3) == [(rank, 3, (0, 1, 2), said, {}) for rank in range(3)]
+    """Whatever layout each of them believes in. In a group of its own what they say does not cross other operations."""
+    said, apart = ["I am 0", "I am 1", "I am 2"], ["0", "1", "2"]
+    assert run_on_ranks(_of_the_world, 3) == [(rank, 3, (0, 1, 2), said, {}, True, apart) for rank in range(3)]
 
 
 def test_one_process_is_a_world_of_its_own() -> None:
@@ -170,11 +177,13 @@ def test_the_watch_is_told_what_the_rank_computes_on_and_whether_it_is_to_stay(
     told: dict[str, Any], monkeypatch: pytest.MonkeyPatch, supervised: bool
 ) -> None:
     """A supervisor knows which ends are good."""
-    monkeypatch.setattr(launch, "board", object)
+    monkeypatch.setattr(launch, "board", lambda: "a board")
     monkeypatch.setattr(launch, "has_supervisor", lambda: supervised)
-    monkeypatch.setattr(join, "Watch", lambda *_, **more: nullcontext(told.update(watch=more)))
-    with join.joined(Layout(tp=2), "cpu"):
-        assert told["watch"] == {"device": CPU, "stays": not supervised}
+    monkeypatch.setattr(launch, "neighbours", lambda: range(4, 8))
+    monkeypatch.setattr(join, "Watch", lambda mesh, *given, **more: nullcontext(told.update(watch=(given, more))))
+    with join.joined(Layout(tp=2), "cpu", timeout=7.0):
+        given, more = told["watch"]
+        assert given == (7.0, "a board", range(4, 8)) and more == {"device": CPU, "stays": not supervised}
 
 
 def _leaves(rank: int, folder: Path, status: int) -> None:

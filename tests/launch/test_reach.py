@@ -1,6 +1,8 @@
 """Ranks that cannot connect are told which setting chooses the network."""
 
 import sys
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -9,15 +11,26 @@ from colonnade.launch import launch
 
 REFUSED = (
     "Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed out "
-    "connecting: SO_ERROR: Connection refused, remote=[127.0.1.1]:38277$0"
+    "connecting: SO_ERROR: Connection refused, remote=[10.9.8.7]:38277$0"
 )
 
 
-@pytest.mark.parametrize(("said", "noted"), [(REFUSED, True), ("the store is gone, remote=[10.0.0.1]", False)])
+@pytest.mark.parametrize(
+    ("said", "noted"),
+    [
+        (REFUSED, True),
+        (REFUSED.replace("failed with", "failed with\n"), True),
+        ("the store is gone, remote=[10.0.0.1]", False),
+    ],
+    ids=["refused", "refused, in two lines", "something else"],
+)
 def test_a_rank_that_cannot_connect_says_where_to_and_what_to_set(
     monkeypatch: pytest.MonkeyPatch, said: str, noted: bool
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
+    asked: dict[str, Any] = {}
+
+    def refuse(backend: str, **more: Any) -> None:
+        asked.update(more, backend=backend)
         raise RuntimeError(said)
 
     monkeypatch.setattr(torch.distributed, "init_process_group", refuse)
@@ -28,6 +41,9 @@ def test_a_rank_that_cannot_connect_says_where_to_and_what_to_set(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with pytest.raises(RuntimeError, match="remote=") as failed:
-        launch.connect(2, "cpu", threads=torch.get_num_threads())
+        launch.connect(2, "cpu", threads=torch.get_num_threads(), timeout=77.0)
+    ranks = {"rank": 1, "world_size": 2, "timeout": timedelta(seconds=77.0)}
+    assert asked == {"backend": "gloo", "init_method": "env://", "store": None, **ranks}
     notes = getattr(failed.value, "__notes__", [])
-    assert len(notes) == noted and all("127.0.1.1" in note and "Set GLOO_SOCKET_IFNAME" in note for note in notes)
+    told = "Another rank offered the address 10.9.8.7, and this one cannot connect to it."
+    assert len(notes) == noted and all(told in note and "Set GLOO_SOCKET_IFNAME" in note for note in notes)

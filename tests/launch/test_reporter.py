@@ -1,5 +1,6 @@
 """What a rank's thread sees of the ranks beside it."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -97,11 +98,13 @@ def test_a_rank_that_leaves_says_why_and_raises_an_alarm_unless_it_is_in_order(t
 
 
 class Timed(FolderBoard):
-    """A board beside a clock that only the looks at rank 0 move; `told`: what it has said by each of them."""
+    """A board beside a clock that only the looks at rank 0 move; `told`: what it has said by each of them, or how the
+    board is lost.
+    """
 
     tick = 0.0
 
-    def __init__(self, folder: Path, now: list[float], told: Sequence[Report | None]) -> None:
+    def __init__(self, folder: Path, now: list[float], told: Sequence[Report | Exception | None]) -> None:
         super().__init__(folder)
         self.now, self.told = now, list(told)
 
@@ -109,6 +112,8 @@ class Timed(FolderBoard):
         assert rank == 0
         self.now[0] += 20.0
         found = self.told.pop(0)
+        if isinstance(found, Exception):
+            raise found
         return None if found is None else found.to_json()
 
 
@@ -120,21 +125,50 @@ class Timed(FolderBoard):
         ([report(0), report(0, explained=True), None], 1),
         ([None, report(0), report(0, left=IN_ORDER), None], 1),
         ([replace(report(0), beat=7)] * 9, 6),
+        ([report(0), RuntimeError("the store is gone"), None], 1),
     ],
-    ids=["busy", "raised", "explained", "not there yet", "silent"],
+    ids=["busy", "raised", "explained", "not there yet", "silent", "lost"],
 )
 def test_a_rank_that_stays_leaves_when_rank_0_does_or_is_heard_of_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[Report | None], unread: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[Report | Exception | None], unread: int
 ) -> None:
     """However long that takes: rank 0 waits for an upload, say, and reports."""
-    now = [100.0]
-    monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    now, slept = [100.0], list[float]()
+    monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append))
     board = Timed(tmp_path, now, told)
     mine = Reporter([0, 1], 1, board, lambda left, explained: report(1, left=left), [])
     mine._left, mine._stays, mine._heard = IN_ORDER, True, now[0]
     mine._over.set()
     mine._run()
-    assert len(board.told) == unread and posted(FolderBoard(tmp_path), 1).left == IN_ORDER
+    assert len(board.told) == unread and len(slept) >= len(told) - unread - 1
+    assert posted(FolderBoard(tmp_path), 1).left == IN_ORDER
+
+
+def test_whoever_stays_stays_longer_than_a_report_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody stays, an end is not held up by a board that does not answer."""
+    now, answers = [100.0], threading.Event()
+
+    class Busy(Timed):
+        def read(self, rank: int) -> str | None:
+            answers.wait(30.0)
+            return super().read(rank)
+
+        def post(self, rank: int, report: str) -> None:
+            answers.wait(30.0)
+
+    monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    monkeypatch.setattr(reporter, "_GATHER", 0.0)
+    hurried = Reporter([0, 1], 1, Busy(tmp_path, now, []), lambda left, explained: report(1, left=left), [])
+    hurried.start()
+    hurried.stop(IN_ORDER)
+    assert hurried._thread.is_alive()
+    answers.set()
+    hurried._thread.join()
+    told = [*(replace(report(0), beat=beat) for beat in range(9)), report(0, left=IN_ORDER)]
+    mine = Reporter([0, 1], 1, Busy(tmp_path, now, told), lambda left, explained: report(1, left=left), [])
+    mine.start()
+    mine.stop(IN_ORDER, stay=True)
+    assert not mine._thread.is_alive()
 
 
 @pytest.mark.parametrize(("rank", "stay"), [(0, True), (1, False)])

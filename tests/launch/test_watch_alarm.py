@@ -4,6 +4,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from torch.distributed import HashStore
 from colonnade.launch import watch
 from colonnade.launch.board import Board, FolderBoard, StoreBoard, explanation_file
 from colonnade.launch.explanation import Picture, Report
+from colonnade.launch.reporter import IN_ORDER
 from colonnade.launch.watch import Watch
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.ledger import Site
@@ -112,3 +114,28 @@ def test_who_cannot_leave_an_explanation_says_it_itself(
     still = report_of(ProcessId("here", 1, "7"))
     Watch(Mesh(), 5.0, board)._tell(Picture({0: replace(still, rank=0), 1: still}, silent=[1]))
     assert capfd.readouterr().err.startswith("rank 0 [] ") and killed == []
+
+
+@pytest.mark.parametrize(
+    ("error", "left", "stays"),
+    [
+        (None, IN_ORDER, True),
+        (SystemExit(99), IN_ORDER, True),
+        (ValueError("two is broken\nbadly"), "raised ValueError: two is broken", False),
+    ],
+    ids=["at its end", "asked to leave", "broken"],
+)
+def test_who_leaves_in_order_alone_stays_for_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None, left: str, stays: bool
+) -> None:
+    """Whose error is to be seen has it seen now."""
+    told = list[tuple[str, bool]]()
+    for asked in (True, False):
+        watched = Watch(Mesh(), 5.0, FolderBoard(tmp_path), stays=asked)
+        monkeypatch.setattr(watched._reporter, "stop", lambda left, *, stay: told.append((left, stay)))
+        with suppress(SystemExit, ValueError), watched:
+            if error is not None:
+                raise error
+        watched._reporter._over.set()
+        watched._reporter._thread.join()
+    assert told == [(left, stays), (left, False)]
