@@ -508,6 +508,13 @@ MUTATIONS = [
         ("tests/kernels/test_compiled.py",),
     ),
     Mutation(
+        "a matrix that lies in rows or columns is copied before it is multiplied",
+        "kernels/compiled.py",
+        "return x if 1 in x.stride() and 0 not in x.stride() else x.clone",
+        "return x.clone",
+        ("tests/kernels/test_compiled.py",),
+    ),
+    Mutation(
         "a bias's gradient is that of the last micro-batch in 16 bits",
         "kernels/products.py",
         "fp32_product_(total[None], rows.new_ones(1, len(rows)), rows, add=True)",
@@ -2991,6 +2998,14 @@ MUTATIONS = [
         "mesh/agreement.py",
         "    return broadcast_(sent, axis).numpy()",
         "    return sent.numpy()",
+        ("tests/launch/test_agreement.py",),
+    ),
+    Mutation(
+        "a text is sent from a list of its bytes",
+        "mesh/agreement.py",
+        "    data = bytearray(text.encode())\n"
+        "    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)",
+        "    return torch.tensor(list(text.encode()), dtype=torch.uint8)",
         ("tests/launch/test_agreement.py",),
     ),
     Mutation(
@@ -10920,6 +10935,31 @@ MUTATIONS = [
         "mesh/shared_memory.py",
         "word = _NUMBERS[operation, chunk.dtype] << _SHIFT | count",
         "word = count",
+        ("tests/mesh/test_shared_memory.py",),
+    ),
+    Mutation(
+        "a rank says that it has shown a chunk before it says what that is",
+        "mesh/shared_memory.py",
+        "        self._written[self.rank * _LINE + 1 + self._count % HALVES] = word\n"
+        "        self._written[self.rank * _LINE] = self._count\n",
+        "        self._written[self.rank * _LINE] = self._count\n"
+        "        self._written[self.rank * _LINE + 1 + self._count % HALVES] = word\n",
+        ("tests/mesh/test_shared_memory.py",),
+    ),
+    Mutation(
+        "ranks take each other's numbers, and then look what they are of",
+        "mesh/shared_memory.py",
+        "            self._check_kinds(shown)\n"
+        "            shown.use([slot[: shown.num_bytes].view(shown.dtype) for slot in self._slots_of(shown.number)])\n",
+        "            shown.use([slot[: shown.num_bytes].view(shown.dtype) for slot in self._slots_of(shown.number)])\n"
+        "            self._check_kinds(shown)\n",
+        ("tests/mesh/test_shared_memory.py",),
+    ),
+    Mutation(
+        "types of numbers have another order in each process",
+        "mesh/shared_memory.py",
+        "sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)",
+        "list({each for each in vars(torch).values() if isinstance(each, torch.dtype)})",
         ("tests/mesh/test_shared_memory.py",),
     ),
     Mutation(

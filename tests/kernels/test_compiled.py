@@ -202,6 +202,16 @@ def test_products_do_not_depend_on_the_width_of_panels(dtype: torch.dtype) -> No
         assert error(found[0], a.double() @ b.double()) < 1e-6
 
 
+def test_what_lies_in_rows_or_columns_is_not_copied() -> None:
+    """And what is the same number again and again, or has gaps both ways, is."""
+    x = torch.ones(4, 6)
+    for each in (x, x.t(), x[:, 1:3], x.t()[:, 1:3], x[:1], x[:, :1]):
+        assert compiled._in_one_piece(each) is each
+    for each in (x[:1].expand(4, 6), x[:, :1].expand(4, 6), x[::2, ::2]):
+        copy = compiled._in_one_piece(each)
+        assert torch.equal(copy, each) and copy.is_contiguous() and copy.data_ptr() != each.data_ptr()
+
+
 @pytest.mark.parametrize("strides", [(5, 7), (0, 0), (1, 3)])
 @pytest.mark.usefixtures("units")
 def test_a_number_is_a_matrix_whatever_its_strides(strides: tuple[int, int]) -> None:

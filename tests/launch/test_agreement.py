@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -231,6 +232,18 @@ def test_the_first_ranks_text_reaches_the_others_and_no_other_is_sent() -> None:
     expected = ["é" * 1000, ""], {("broadcast", "world"): 2000 + 2 * 8}
     assert run_on_ranks(_texts_of_the_first, 3) == [expected] * 3
     assert broadcast_text("alone", Axis("world")) == "alone"
+
+
+def test_a_text_takes_memory_for_its_bytes_alone() -> None:
+    """Not for a number each, as a list has them."""
+    text, alone = "x" * 1_000_000, Axis("world")
+    tracemalloc.start()
+    try:
+        assert broadcast_text(text, alone) == text and gather_texts(text, alone) == [text]
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 7 * len(text)
 
 
 def _compared(rank: int, num_ranks: int) -> tuple[dict[str, dict[str, list[int]]], int]:

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -268,6 +269,50 @@ def test_ranks_at_different_operations_on_as_many_bytes_are_told_so(other: str) 
     first = next(iter(OPERATIONS))
     for said in run_on_ranks(_exchange_others, 2, [first, other]):
         assert f"exchange {first}, {other} at once: they are not at the same operation" in said
+
+
+@can_share
+@pytest.mark.parametrize("other", ["all_reduce sum", "all_gather"])
+def test_of_ranks_at_different_operations_none_takes_a_number_of_another(other: str) -> None:
+    """Of chunks as large as there are."""
+    memory, here = mmap.mmap(-1, 1 << 25), mine()
+    chunks, operations = (torch.ones(SLOT_BYTES // 4), torch.ones(SLOT_BYTES // 8 - 1)), ("all_gather", other)
+    segments = [Segment(memory, rank, [here, here], timeout=60.0) for rank in range(2)]
+    for segment, chunk, operation in zip(segments, chunks, operations, strict=True):
+        segment.show(chunk, lambda _: pytest.fail("these are others' numbers"), operation)
+    told = f"4194304 bytes of float32 (all_gather), 2097148 bytes of float32 ({other}) at once"
+    for segment in segments:
+        with pytest.raises(RuntimeError, match=re.escape(told)):
+            segment.take(1)
+
+
+@can_share
+def test_what_a_rank_shows_and_what_it_is_are_there_before_it_says_so() -> None:
+    """Whoever sees the counter raised reads both."""
+    memory, here, seen = mmap.mmap(-1, 1 << 25), mine(), list[tuple[int, int, list[float]]]()
+    mine_, other = (Segment(memory, rank, [here, here], timeout=60.0) for rank in range(2))
+    words = mine_._written
+
+    class Watched:
+        def __setitem__(self, at: int, value: int) -> None:
+            words[at] = value
+            if at == 8 * mine_.rank:  # its counter
+                seen.append(
+                    (value, words[at + 1 + value % 2], mine_._halves[value % 2][0][:8].view(torch.float32).tolist())
+                )
+
+    mine_._written = Watched()  # type: ignore[assignment]
+    for number in (1, 2):
+        mine_.show(torch.full((2,), float(number)), lambda _: None, "all_gather")
+        other.show(torch.full((2,), 7.0), lambda _: None, "all_gather")
+    assert [(number, shown) for number, _, shown in seen] == [(1, [1.0] * 2), (2, [2.0] * 2)]
+    assert [word for _, word, _ in seen] == [words[8 + 1 + number % 2] for number in (1, 2)]
+
+
+def test_operations_and_types_have_the_same_numbers_on_all_ranks() -> None:
+    """Which need not be forked from one process: a set of types has another order in each."""
+    names = [str(dtype) for dtype in shared_memory._DTYPES]
+    assert names == sorted(names) and {str(dtype) for dtype in DTYPES} < {*names}
 
 
 def test_on_arm_gloo_carries_everything() -> None:
