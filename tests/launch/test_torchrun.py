@@ -1,5 +1,6 @@
 """Under torchrun: fewer ranks than the layout has, ranks left idle, and ends that nobody is to start again."""
 
+import errno
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from colonnade.errors import ConfigError, DiskError, LayoutError, LockError, Mem
 from colonnade.launch import agent, launch
 from colonnade.launch.agent import PREFIX
 from colonnade.lock import locked
+from colonnade.train import ending as module
 from colonnade.train import start
 from colonnade.train.ending import FILE, ending
 from colonnade.train.memory_folder import MEMORY
@@ -60,7 +62,7 @@ def test_a_mistake_and_a_leave_are_final_and_what_may_pass_is_not(
     settings = load(config)
     (tmp_path / "run").mkdir()
     note = tmp_path / "run" / FILE
-    for passing in (MemoryShortError("x"), ValueError("y"), DiskError("the disk is full")):
+    for passing in (MemoryShortError("x"), ValueError("y"), DiskError("the disk is full"), SystemExit(75)):
         with pytest.raises(type(passing)), ending(settings):
             assert noted(note) == GOES_ON
             raise passing
@@ -121,7 +123,7 @@ def test_where_no_agent_is_known_its_count_of_restarts_tells(
 def test_a_mistake_of_one_rank_is_noted_where_the_folder_is_this_jobs(
     config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch
 ) -> None:
-    """Which ranks that end because of it do not take the place of."""
+    """Which ranks that end because of it do not take the place of, but for rank 0. At a good end none removes it."""
     settings, note, idle = load(config), tmp_path / "run" / FILE, list[str]()
     note.parent.mkdir()
     under_torchrun.setattr(launch, "tell_idle", lambda: idle.append(os.environ["RANK"]))
@@ -135,16 +137,61 @@ def test_a_mistake_of_one_rank_is_noted_where_the_folder_is_this_jobs(
             raise ConfigError("its own")
         raise ConfigError("another's")
     assert noted(note)["why"] == "its own"
+    under_torchrun.setenv("RANK", "1")
+    written = note.read_text()
+    note.write_text(json.dumps({**GOES_ON, "time": time.time()}))
+    with ending(settings):
+        note.write_text(written)
+    assert noted(note)["why"] == "its own"
     note.write_text(json.dumps({"run": "another", "status": 2, "why": "", "time": time.time()}))
     for rank in "10":
         under_torchrun.setenv("RANK", rank)
         with ending(settings):
             pass
     assert idle == ["0"], "ranks that are left idle are told by rank 0 alone"
-    for damaged in ('{"run": "job", "status": "2"}', '{"run": "job", "status": 2}', "[2]", "{"):
+    text = json.dumps({"run": "job", "status": "2", "time": time.time()})
+    for damaged in (text, '{"run": "job", "status": 2}', "[2]", "{"):
         note.write_text(damaged)
         with ending(settings):
             pass
+
+
+def test_rank_0_notes_its_end_whatever_is_noted(
+    config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch
+) -> None:
+    """Also where the disk was full as it began, or another rank was asked to leave meanwhile."""
+    settings, note = load(config), tmp_path / "run" / FILE
+    note.parent.mkdir()
+    for before in (None, {"run": "job", "status": 99, "why": "", "time": time.time()}):
+        with pytest.raises(ConfigError), ending(settings):
+            note.unlink()
+            if before is not None:
+                note.write_text(json.dumps(before))
+            raise ConfigError("z")
+        assert noted(note) == {"run": "job", "status": 2, "why": "z"}
+        note.unlink()
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_a_disk_that_takes_no_note_ends_nobody(
+    config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch, removes: bool
+) -> None:
+    """The end of a job before is no more there for whoever would take it for this one's, if it can be removed."""
+    settings, note = load(config), tmp_path / "run" / FILE
+    note.parent.mkdir()
+    note.write_text('{"run": "another", "status": 99, "why": ""}')
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    under_torchrun.setattr(module, "write_whole", refuse)
+    if not removes:
+        under_torchrun.setattr(Path, "unlink", refuse)
+    with pytest.raises(ConfigError, match="z"), ending(settings):
+        assert note.exists() is not removes
+        raise ConfigError("z")
+    with ending(settings):
+        pass
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

@@ -1,8 +1,13 @@
 """A run's folder that not all ranks see is refused before the first step, on all of them."""
 
+import errno
+import itertools
+import json
+import os
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,22 +49,49 @@ def test_without_a_holder_there_is_nothing_to_see(config: Path) -> None:
 
 
 def _sees_late(rank: int, num_ranks: int, config: Config, looks: int) -> int:
-    """Rank 1 is shown the folder as it was, for some looks."""
-    seen = [0]
+    """Rank 1 is shown the folder as it was, for some looks, and has a clock that runs ahead."""
+    seen, now = [0], itertools.count(0.0, 1000.0 * rank)
     holder_of = shared_folder.holder_of
 
     def late(folder: Path) -> object:
         seen[0] += 1
         return None if rank == 1 and seen[0] <= looks else holder_of(folder)
 
-    shared_folder.__dict__.update(holder_of=late, TICK=0.0)
+    clock = SimpleNamespace(monotonic=now.__next__, sleep=lambda seconds: None)
+    shared_folder.__dict__.update(holder_of=late, time=clock)
     shared_folder.check(config, build_mesh(Layout(dp=num_ranks), rank).world)
     return seen[0]
 
 
 def test_what_a_network_file_system_shows_late_is_looked_for_again(config: Path, tmp_path: Path) -> None:
+    """As long as rank 0 says: where each went by its own clock, some would wait for the others."""
     with locked(tmp_path / "run", "colonnade train"):
         assert run_on_ranks(_sees_late, 2, load(config), 5) == [6, 6]
+
+
+def test_longer_than_nfs_keeps_what_it_has_seen_nobody_waits(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute. Each machine that does not see the folder is named once, beside that of rank 0, which does."""
+    now, looks = [100.0], list[str]()
+
+    def gathered(mine: str, _: object) -> list[str]:
+        looks.append(mine)
+        assert len(looks) < 200
+        holder, _, waited = json.loads(mine)
+        return [
+            json.dumps((each, host, waited)) for each, host in ((holder, "a"), (None, "b"), (None, "c"), (None, "c"))
+        ]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(shared_folder, "holder_of", lambda folder: ["colonnade train", "a"])
+    monkeypatch.setattr(shared_folder, "gather_texts", gathered)
+    monkeypatch.setattr(shared_folder, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    with pytest.raises(
+        ConfigError, match=r"one folder: ranks 1-3 \(on b, c\) cannot see there what rank 0 \(on a\) has"
+    ):
+        shared_folder.check(load(config), Mesh().world)
+    assert 60 < now[0] - 100 < 120
 
 
 def test_one_rank_is_one_machine(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,14 +99,27 @@ def test_one_rank_is_one_machine(config: Path, monkeypatch: pytest.MonkeyPatch) 
     shared_folder.check(load(config), Mesh().world)
 
 
+@pytest.mark.parametrize("refuses", [False, True])
 def test_the_lock_is_on_the_disk_before_others_look(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool
 ) -> None:
-    """A machine may keep what it has written to itself for half a minute."""
-    synced = list[str]()
-    monkeypatch.setattr(
-        shared_folder.os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
-    )
+    """A machine may keep what it has written to itself for half a minute. A file system may have no such call."""
+    done, descriptors = list[str](), list[int]()
+
+    def fsync(descriptor: int) -> None:
+        descriptors.append(descriptor)
+        done.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        if refuses:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    def gathered(mine: str, _: object) -> list[str]:
+        done.append("a look")
+        return [mine]
+
+    monkeypatch.setattr(shared_folder.os, "fsync", fsync)
+    monkeypatch.setattr(shared_folder, "gather_texts", gathered)
     with locked(tmp_path / "run", "colonnade train"):
         shared_folder.check(load(config), Mesh().world)
-    assert synced == ["lock"]
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptors[0])
+    assert done == ["lock", "a look"]
