@@ -3289,6 +3289,13 @@ MUTATIONS = [
         ("tests/train/test_shared_folder.py",),
     ),
     Mutation(
+        "a run does not look whether its folder is one on all machines",
+        "train/loop.py",
+        "        shared_folder.check(config, mesh.world)\n",
+        "",
+        ("tests/train/test_shared_folder.py",),
+    ),
+    Mutation(
         "each rank goes by its own clock how long it looks for the run's folder",
         "train/shared_folder.py",
         "holder, host, waited = seen[0]",

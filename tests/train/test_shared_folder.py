@@ -17,7 +17,7 @@ from colonnade.errors import ConfigError
 from colonnade.lock import locked
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
-from colonnade.train import shared_folder
+from colonnade.train import loop, shared_folder
 from tests.distributed import run_on_ranks
 
 
@@ -92,6 +92,21 @@ def test_longer_than_nfs_keeps_what_it_has_seen_nobody_waits(config: Path, monke
     ):
         shared_folder.check(load(config), Mesh().world)
     assert 60 < now[0] - 100 < 120
+
+
+def test_a_run_looks_whether_its_folder_is_one_before_it_reads_its_data(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def refuse(*_: object) -> None:
+        raise ConfigError("it is not one folder")
+
+    monkeypatch.setattr(shared_folder, "check", refuse)
+    monkeypatch.setattr(loop, "open_together", lambda *_: pytest.fail("it reads its data"))
+    with pytest.raises(ConfigError, match="it is not one folder"):
+        loop.main(load(config), lambda *_: pytest.fail("it introduces itself"))
 
 
 def test_one_rank_is_one_machine(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
