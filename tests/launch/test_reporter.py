@@ -136,17 +136,21 @@ def test_a_rank_that_stays_leaves_when_rank_0_does_or_is_heard_of_no_more(
     now, slept = [100.0], list[float]()
     monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append))
     board = Timed(tmp_path, now, told)
-    mine = Reporter([0, 1], 1, board, lambda left, explained: report(1, left=left), [])
+    mine = Reporter(range(3), 2, board, lambda left, explained: report(2, left=left), [])
     mine._left, mine._stays, mine._heard = IN_ORDER, True, now[0]
     mine._over.set()
     mine._run()
     assert len(board.told) == unread and len(slept) >= len(told) - unread - 1
-    assert posted(FolderBoard(tmp_path), 1).left == IN_ORDER
+    assert posted(FolderBoard(tmp_path), 2).left == IN_ORDER
 
 
 def test_whoever_stays_stays_longer_than_a_report_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody stays, an end is not held up by a board that does not answer."""
-    now, answers = [100.0], threading.Event()
+    now, pace, answers = [100.0], [0.01], threading.Event()
+
+    def look_at_the_clock() -> float:
+        now[0] += pace[0]
+        return now[0]
 
     class Busy(Timed):
         def read(self, rank: int) -> str | None:
@@ -156,12 +160,13 @@ def test_whoever_stays_stays_longer_than_a_report_takes(tmp_path: Path, monkeypa
         def post(self, rank: int, report: str) -> None:
             answers.wait(30.0)
 
-    monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    monkeypatch.setattr(reporter, "time", SimpleNamespace(monotonic=look_at_the_clock, sleep=lambda seconds: None))
     monkeypatch.setattr(reporter, "_GATHER", 0.0)
     hurried = Reporter([0, 1], 1, Busy(tmp_path, now, []), lambda left, explained: report(1, left=left), [])
     hurried.start()
     hurried.stop(IN_ORDER)
-    assert hurried._thread.is_alive()
+    assert hurried._thread.is_alive() and now[0] < 102.0
+    pace[0] = 0.0
     answers.set()
     hurried._thread.join()
     told = [*(replace(report(0), beat=beat) for beat in range(9)), report(0, left=IN_ORDER)]
