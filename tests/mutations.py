@@ -2568,14 +2568,14 @@ MUTATIONS = [
     Mutation(
         "later checkpoints stay after a rollback that was killed",
         "train/start.py",
-        "            if not returns:\n                _finish_rollback(config)\n",
+        "            if not returns:\n                _finish_rollback(config, dry_run=dry_run)\n",
         "",
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
         "a rollback in which ranks were killed is not finished where their supervisor starts them again",
         "train/start.py",
-        "        if is_first:\n            _finish_rollback(config)\n",
+        "        if is_first and not dry_run:\n            _finish_rollback(config)\n",
         "",
         ("tests/train/test_start.py",),
     ),
@@ -2589,8 +2589,8 @@ MUTATIONS = [
     Mutation(
         "train --rollback is refused where a checkpoint was put back",
         "cli.py",
-        "start.owned(settings, returns=rollback is not None)",
-        "start.owned(settings)",
+        "start.owned(settings, returns=rollback is not None, dry_run=dry_run)",
+        "start.owned(settings, dry_run=dry_run)",
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
@@ -4688,6 +4688,34 @@ MUTATIONS = [
         "None if dry_run else damaged.look(config, mesh.world, monitor)",
         "damaged.look(config, mesh.world, monitor)",
         ("tests/train/test_damaged.py",),
+    ),
+    Mutation(
+        "a dry run finishes a rollback that was killed",
+        "train/rollbacks.py",
+        "    if dry_run:\n        text =",
+        "    if False:\n        text =",
+        ("tests/train/test_rollbacks.py",),
+    ),
+    Mutation(
+        "of a rollback that was killed the ranks of a dry run finish what their supervisor only told",
+        "train/start.py",
+        "        if is_first and not dry_run:\n",
+        "        if is_first:\n",
+        ("tests/train/test_start.py",),
+    ),
+    Mutation(
+        "a dry run tells of changes as behind a checkpoint that the run would delete first",
+        "train/beginning.py",
+        "rollbacks.unfinished(Path(config.run.folder)) if dry_run else None",
+        "None",
+        ("tests/train/test_beginning.py",),
+    ),
+    Mutation(
+        "a dry run would go on from a checkpoint that the run would delete first",
+        "train/beginning.py",
+        "    killed = rollbacks.unfinished(run)\n    return",
+        "    killed = None\n    return",
+        ("tests/train/test_beginning.py",),
     ),
     Mutation(
         "likeliest tokens that sum to more than 1 leave less than nothing",

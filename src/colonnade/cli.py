@@ -150,7 +150,7 @@ def _train(
     if (fit := start.fitted(settings)) is None:
         return
     settings = fit.config
-    with start.owned(settings, returns=rollback is not None) as keep:
+    with start.owned(settings, returns=rollback is not None, dry_run=dry_run) as keep:
         start.fetch(file, overrides, settings, dry_run=dry_run)
         if rollback is not None:
             print(start.roll_back(settings, rollback, asked), flush=True)

@@ -24,9 +24,9 @@ from colonnade.train.beginning import beginning_of, course_of
 from colonnade.train.corpus import open_corpus
 from colonnade.train.rollback import Rollback, write
 from colonnade.train.run_folder import CHANGES
-from tests.commands import forked, here
+from tests.commands import colonnade, forked, here
 from tests.distributed import run_on_ranks
-from tests.runs import Finished, course, events, metrics, saved_steps
+from tests.runs import Finished, course, events, metrics, saved_steps, snapshot
 from tests.tiny import TinyCorpus
 
 LOWER = {"change": {"optim.learning_rate": 1e-3}, "at": 6}
@@ -168,6 +168,29 @@ def test_a_dry_run_knows_how_much_data_a_rollback_has_left(changed: bool, config
         assert answer.status == status and (f"Set train.steps to {most - 1} or less" in answer.err) == bool(status), (
             answer
         )
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_a_dry_run_tells_of_a_rollback_that_was_killed_and_leaves_its_rest_to_the_run(
+    dp: int, finished: Finished, run: Path
+) -> None:
+    """What follows is told from the step that it returns to, behind which a change is still to come."""
+    write(run, [Rollback(to=4, id="it")])
+    asked(run, {"change": {"train.steps": 8}, "at": 5})
+    before, keys = snapshot(run), (f"run.folder={run}", f"parallel.dp={dp}")
+    told = (
+        colonnade("train", finished.config, *keys, "--dry-run")
+        if dp > 1
+        else forked("train", finished.config, *keys, "--dry-run")
+    )
+    assert told.status == 0 and told.out.count("would be finished first: the checkpoints of steps 6 would") == 1, told
+    assert "  steps      8 of 4 × 16 tokens, 512 tokens in all" in told.out
+    assert f"The run would go on from {run}/checkpoints/step_00000004 with step 5.\n" in told.out
+    assert snapshot(run) == before
+    config = load(finished.config, [f"run.folder={run}"])
+    corpus, world = open_corpus(config), Mesh().world
+    assert course_of(config, corpus, world, dry_run=True).whole.train.steps == 8
+    assert course_of(config, corpus, world).whole.train.steps == 6, "a run has finished the rollback before"
 
 
 @pytest.mark.parametrize("has_begun", [True, False])

@@ -265,6 +265,23 @@ def test_a_return_that_was_killed_takes_away_what_is_behind_its_step_alone(
     assert saved_steps(run) == left
 
 
+@pytest.mark.parametrize("steps", [(2, 4, 6), (2,)])
+def test_of_a_return_that_was_killed_a_dry_run_says_what_would_be_done(
+    run: Path, steps: tuple[int, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for gone in {2, 4, 6} - {*steps}:
+        (run / "checkpoints" / f"step_0000000{gone}").rmdir()
+    rollbacks.write(run, [Rollback(to=2, skip=1, id="it")])
+    rollbacks.finish(run, dry_run=True)
+    said = (
+        "The rollback to step 2 would be finished first: the checkpoints of steps 4, 6 would be deleted. What follows "
+        "is as behind that.\n"
+    )
+    assert capsys.readouterr().out == (said if len(steps) > 1 else "")
+    assert tuple(saved_steps(run)) == steps
+    assert rollbacks.unfinished(run) == (None if len(steps) == 1 else (2, (4, 6)))
+
+
 def test_a_checkpoint_that_was_put_back_behind_a_return_is_not_deleted(run: Path) -> None:
     """Of the course before: whoever starts the run says which one goes on."""
     rollback, _ = rollbacks.by_hand(run, 4, RollbackOptions())

@@ -540,7 +540,12 @@ def test_a_folder_is_returned_where_it_is_a_runs_and_nobodys(finished: Finished,
 
 @pytest.mark.parametrize(("rank", "left"), [(0, [4]), (1, [4, 6])])
 def test_a_rollback_in_which_ranks_were_killed_is_finished_when_their_supervisor_starts_them_again(
-    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, left: list[int]
+    finished: Finished,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rank: int,
+    left: list[int],
 ) -> None:
     """By rank 0 alone, before it meets the others."""
     run = Path(shutil.copytree(finished.folder, tmp_path / "run"))
@@ -548,7 +553,10 @@ def test_a_rollback_in_which_ranks_were_killed_is_finished_when_their_supervisor
     monkeypatch.setattr(launch, "has_supervisor", lambda: True)
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with begin.owned(load(finished.config, [f"run.folder={run}", "parallel.dp=2"])) as kept:
+    settings = load(finished.config, [f"run.folder={run}", "parallel.dp=2"])
+    with begin.owned(settings, dry_run=True):
+        assert saved_steps(run) == [4, 6] and capsys.readouterr().out == "", "which the supervisor tells"
+    with begin.owned(settings) as kept:
         assert kept == () and saved_steps(run) == left
 
 

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 
 from colonnade.checkpoint.load import check_model
 from colonnade.checkpoint.manifest import read_manifest
-from colonnade.checkpoint.names import newest_step
+from colonnade.checkpoint.names import folder_name, newest_step
 from colonnade.config.compare import model_metadata
 from colonnade.config.schema import Config
 from colonnade.launch.agreement import on_all_ranks
@@ -47,14 +47,16 @@ class Course(NamedTuple):
     """The changes that lead to `now`, with their positions."""
 
 
-def course_of(config: Config, corpus: Corpus, ranks: Axis) -> Course:
+def course_of(config: Config, corpus: Corpus, ranks: Axis, *, dry_run: bool = False) -> Course:
     """Behind the newest checkpoint, on all ranks by what rank 0 reads: a sentence for each change that will be refused,
     of those that are too long for their data too. ConfigError where the data of a run that begins end before it does;
-    one that goes on is checked from its checkpoint (`rollbacks.apply`). `config`, `corpus`: as begun.
+    one that goes on is checked from its checkpoint (`rollbacks.apply`). `config`, `corpus`: as begun. `dry_run`: the
+    rest of a rollback that was killed is still to be done.
     """
     text = ""
     if ranks.rank == 0:
-        step = newest_step(checkpoints(Path(config.run.folder)))
+        killed = rollbacks.unfinished(Path(config.run.folder)) if dry_run else None
+        step = newest_step(checkpoints(Path(config.run.folder))) if killed is None else killed.to
         text = _FOUND.dump_json((step, foreseen(config, step), tuple(returns_of(Path(config.run.folder))))).decode()
     step, changes, returns = _FOUND.validate_json(broadcast_text(text, ranks))
     start = Expected(config, rollbacks=returns)
@@ -80,7 +82,7 @@ def beginning_of(config: Config, corpus: Corpus, course: Course, mesh: Mesh, ori
     that are beside its adapters.
     """
     run = Path(config.run.folder)
-    newest = broadcast_text(on_all_ranks(lambda: "" if mesh.rank else str(find(run) or ""), mesh.world), mesh.world)
+    newest = broadcast_text(on_all_ranks(lambda: "" if mesh.rank else str(_found(run) or ""), mesh.world), mesh.world)
     path = Path(newest) if newest else None
     manifest = None if path is None else read_manifest(path)
     taught.check(config, corpus, mesh)
@@ -102,3 +104,9 @@ def beginning_of(config: Config, corpus: Corpus, course: Course, mesh: Mesh, ori
         return f"do nothing: {path} is at step {manifest.step:,}, and {none_better(since, train.patience)}"
     rollbacks.check_left(config, corpus, metadata, read(run))
     return f"go on from {path} with step {manifest.step + 1:,}"
+
+
+def _found(run: Path) -> Path | None:
+    """As `find`, behind the rest of a rollback that was killed."""
+    killed = rollbacks.unfinished(run)
+    return find(run) if killed is None else checkpoints(run) / folder_name(killed.to)

@@ -134,7 +134,7 @@ def main(
             origin = init_from.opened(config, corpus, mesh.world, begins=drawn) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
                 same_run.occupy(config)
-            course = course_of(config, corpus, mesh.world)
+            course = course_of(config, corpus, mesh.world, dry_run=dry_run)
             summary = banner(course, mesh, device, corpus, decision)
             monitor.say(summary.text)
             on_all_ranks(summary.check, mesh.world)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 from uuid import uuid4
 
 from pydantic import TypeAdapter
@@ -69,30 +70,51 @@ def forget_behind(run: Path, step: int) -> None:
         write(run, [each for each in recorded if each.to <= step])
 
 
-def finish(run: Path) -> None:
-    """Do the rest of a rollback that was killed: take away the checkpoints behind the one that it returned to. Where
-    that one is not there, the run has gone on since, perhaps from an older one. Where none behind it can be read,
-    they stay for whoever sets aside what is damaged.
+class Unfinished(NamedTuple):
+    """A rollback that was killed before it had taken away all checkpoints behind its step."""
+
+    to: int
+    """Its step."""
+    later: tuple[int, ...]
+    """The steps of these checkpoints."""
+
+
+def unfinished(run: Path) -> Unfinished | None:
+    """What there is to do of a rollback that was killed; None for nothing. Where the checkpoint that it returned to is
+    not there, the run has gone on since, perhaps from an older one. Where none behind it can be read, they stay for
+    whoever sets aside what is damaged.
 
     CheckpointError where events tell that the rollback was done: somebody has put such a checkpoint there since.
     """
     recorded = read(run)
     saved = checkpoints_in(checkpoints(run)) if recorded else {}
     if not saved or recorded[-1].to not in saved:
-        return
-    last, later = recorded[-1], [step for step in saved if step > recorded[-1].to]
+        return None
+    last, later = recorded[-1], tuple(step for step in saved if step > recorded[-1].to)
     newest = _newest_readable(saved[step] for step in later)
     if newest is None or last in newest.rollbacks:
-        return
+        return None
     if last.id in ids_told(run):
         raise CheckpointError(
             f"{saved[newest.step]} is of the course that the run has left by its rollback to step {last.to}, and came "
             f"there since. To go on from it, remove the last entry of {run / ROLLBACKS}; to go on behind the rollback, "
             f"move it out of {checkpoints(run)}."
         )
-    discard_after(checkpoints(run), last.to, by_line(run))
-    gone = ", ".join(map(str, later))
-    print(f"The rollback to step {last.to} is finished: the checkpoints of steps {gone} are deleted.", flush=True)
+    return Unfinished(last.to, later)
+
+
+def finish(run: Path, *, dry_run: bool = False) -> None:
+    """Do the rest of a rollback that was killed. `dry_run`: only say what that would be."""
+    found = unfinished(run)
+    if found is None:
+        return
+    gone = ", ".join(map(str, found.later))
+    if dry_run:
+        text = "would be finished first: the checkpoints of steps {} would be deleted. What follows is as behind that."
+    else:
+        discard_after(checkpoints(run), found.to, by_line(run))
+        text = "is finished: the checkpoints of steps {} are deleted."
+    print(f"The rollback to step {found.to} {text.format(gone)}", flush=True)
 
 
 def _newest_readable(saved: Iterable[Path]) -> RunMetadata | None:

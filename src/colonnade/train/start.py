@@ -240,9 +240,10 @@ def _precision(content: TomlTable, num_gpus: int | None) -> str:
 
 
 @contextmanager
-def owned(config: Config, *, returns: bool = False) -> Iterator[tuple[int, ...]]:
+def owned(config: Config, *, returns: bool = False, dry_run: bool = False) -> Iterator[tuple[int, ...]]:
     """Hold the run's folder while the block runs, whose end is noted there under torchrun; yields descriptors for ranks
-    to inherit. A rollback that was killed is finished, unless the run `returns` by hand now.
+    to inherit. A rollback that was killed is finished, unless the run `returns` by hand now. `dry_run`: nothing is
+    noted, and of such a rollback it is said what would be done.
 
     LockError if another run holds it, ConfigError if another run lives there, LayoutError before it is made if torchrun
     has started another number of ranks. Of ranks for which the launcher holds it, rank 0 finishes a rollback in which
@@ -252,7 +253,7 @@ def owned(config: Config, *, returns: bool = False) -> Iterator[tuple[int, ...]]
         launch.check_size(config.parallel.num_ranks)
     is_first = launch.rank_and_size()[0] == 0
     if launch.has_supervisor() or not is_first:
-        if is_first:
+        if is_first and not dry_run:
             _finish_rollback(config)
         with ending(config):
             yield ()
@@ -266,20 +267,20 @@ def owned(config: Config, *, returns: bool = False) -> Iterator[tuple[int, ...]]
             stack.enter_context(ending(config))
             same_run.check(config)
             if not returns:
-                _finish_rollback(config)
+                _finish_rollback(config, dry_run=dry_run)
         except OSError as error:
             raise run_folder.unwritable(config, error) from error
         yield (lock.fileno(),)
 
 
-def _finish_rollback(config: Config) -> None:
+def _finish_rollback(config: Config, *, dry_run: bool = False) -> None:
     """Where the run has made rollbacks, and may have been killed in one; else nothing is imported."""
     run = Path(config.run.folder)
     if (run / run_folder.ROLLBACKS).exists():
         from colonnade.train.rollbacks import finish
 
         try:
-            finish(run)
+            finish(run, dry_run=dry_run)
         except OSError as error:
             raise run_folder.unwritable(config, error) from error
 
