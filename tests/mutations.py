@@ -4718,6 +4718,13 @@ MUTATIONS = [
         ("tests/train/test_beginning.py",),
     ),
     Mutation(
+        "a dry run under torchrun notes how it has ended",
+        "train/ending.py",
+        "owns=is_first and notes)",
+        "owns=is_first)",
+        ("tests/launch/test_torchrun.py",),
+    ),
+    Mutation(
         "likeliest tokens that sum to more than 1 leave less than nothing",
         "tensor_parallel/distillation.py",
         "-torch.expm1(of_said)).clamp_(min=0.0)",

@@ -256,6 +256,25 @@ def test_a_rank_beside_rank_0_notes_its_mistake_and_finds_what_is_noted(
     assert end.value.code == 2
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_dry_run_notes_nothing(config: Path, tmp_path: Path, under_torchrun: pytest.MonkeyPatch, rank: str) -> None:
+    """What a run of before has noted stays, and ranks that are left idle are told all the same."""
+    idle = list[str]()
+    under_torchrun.setattr(launch, "tell_idle", lambda: idle.append(os.environ["RANK"]))
+    under_torchrun.setenv("RANK", rank)
+    under_torchrun.setenv("WORLD_SIZE", "2")
+    settings, run = load(config, ["parallel.dp=2"]), tmp_path / "run"
+    with pytest.raises(ConfigError), start.owned(settings, dry_run=True):
+        raise ConfigError("z")
+    assert not run.exists()
+    run.mkdir()
+    (run / FILE).write_text('{"run": "before", "status": 99, "why": ""}')
+    with start.owned(settings, dry_run=True):
+        pass
+    assert (run / FILE).read_text() == '{"run": "before", "status": 99, "why": ""}'
+    assert idle == ["0"] * (rank == "0")
+
+
 def test_the_layout_follows_the_ranks(config: Path, under_torchrun: pytest.MonkeyPatch) -> None:
     settings = load(config, ["parallel.tp=2", "parallel.dp=2", "model.num_layers=1"])
     fitted = start.fitted(settings)

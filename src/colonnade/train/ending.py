@@ -4,8 +4,8 @@
 
 Written when rank 0 has the folder, with the status null, which says whose folder it is; then of ends that starting
 again would not mend, or that are to be gone on with in another job; not of a configuration that cannot be read, or
-whose files or GPUs are not there, nor of a folder that another run has, which each start tells. Removed at a good end.
-The ranks of later starts find the file, and end alike, before they import torch.
+whose files or GPUs are not there, nor of a folder that another run has, nor by a dry run, which each start tells.
+Removed at a good end. The ranks of later starts find the file, and end alike, before they import torch.
 
 Torchrun's count of restarts does not say which starts are later ones: a machine whose ranks still live when those of
 another have ended starts them again without counting. An earlier job may have had the same name. So what counts is
@@ -30,15 +30,15 @@ FILE = "ended.json"
 
 
 @contextmanager
-def ending(config: Config) -> Iterator[None]:
+def ending(config: Config, *, notes: bool = True) -> Iterator[None]:
     """Around a rank's work, that of rank 0 while it has the run's folder: SystemExit at once if the run has ended for
-    good in an earlier start of this job.
+    good in an earlier start of this job. `notes`: whether such an end is noted.
     """
     run, is_first = launch.elastic_run(), launch.rank_and_size()[0] == 0
     if run is None:
         yield
         return
-    note = _Note(Path(config.run.folder) / FILE, run, owns=is_first)
+    note = _Note(Path(config.run.folder) / FILE, run, owns=is_first and notes)
     note.begin()
     try:
         yield

@@ -264,7 +264,7 @@ def owned(config: Config, *, returns: bool = False, dry_run: bool = False) -> It
             stack.callback(_remove_if_empty, folder)
         try:
             lock = stack.enter_context(locked(folder, "colonnade train", instead="set another run.folder"))
-            stack.enter_context(ending(config))
+            stack.enter_context(ending(config, notes=not dry_run))
             same_run.check(config)
             if not returns:
                 _finish_rollback(config, dry_run=dry_run)
