@@ -203,6 +203,23 @@ def test_trained_weights_of_a_name_are_a_bucket_and_frozen_ones_another() -> Non
 # --- parameters -------------------------------------------------------------------------------------------------------
 
 
+def test_weights_without_elements_lie_nowhere() -> None:
+    """And have not been moved from there."""
+    (bucket,) = flatten({"head": weights({"a": (3,), "none": (0, 4), "b": (2, 2)})}, Mesh().dp, storage())
+    bucket.check_weights()
+    parameter = bucket.ranges[-1].placement.parameter
+    parameter.data = torch.ones(parameter.shape, dtype=torch.float64)
+    name = bucket.ranges[-1].placement.name
+    with pytest.raises(RuntimeError) as told:
+        bucket.check_weights()
+    assert str(told.value) == (
+        f"head.{name} does not lie in the memory that a step trains any more: `model.to(dtype)`, "
+        "`load_state_dict(assign=True)`, or whatever else gives a layer another tensor, has put one in its place. Set "
+        "the number format by train.precision before `build_state`; other numbers are written into each bucket's "
+        "`master`, and handed on by `state.ownership.publish()`"
+    )
+
+
 def test_bf16_parameters_are_rounded_masters() -> None:
     gpt, buckets = flat_model(storage(torch.bfloat16))
     for bucket in buckets:

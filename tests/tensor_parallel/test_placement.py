@@ -36,6 +36,18 @@ def test_every_element_is_on_one_rank_or_on_all(vocab_size: int, tp_size: int, t
         assert (count == (1 if cut[name] else tp_size)).all(), name
 
 
+@pytest.mark.parametrize("tp_size", [1, 2])
+def test_a_weight_is_looked_up_in_its_layer(tp_size: int) -> None:
+    """As it is there now, whether it is cut or not."""
+    gpt = model(37, tp_size, 0)
+    tp = paper_mesh(Layout(tp=tp_size), 0).tp
+    found = list(placements(gpt, tp))
+    assert {place.dim is None for place in found} == {True, False}
+    assert all(place.held_in[place.key] is place.parameter for place in found)
+    gpt.load_state_dict(gpt.state_dict(), assign=True)
+    assert not any(place.held_in[place.key] is place.parameter for place in found)
+
+
 def test_names_and_shapes_are_the_logical_ones() -> None:
     expected = {
         "embedding.tokens.weight": (37, 16),

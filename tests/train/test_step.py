@@ -331,6 +331,70 @@ def test_a_step_finds_its_gradients_whatever_was_put_in_their_place(zero: Litera
     assert all(torch.equal(mine[name], other) for name, other in others.items())
 
 
+def weights_of(model: nn.Module, *, trained: bool) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    """(layer, name, weight) of all of a kind."""
+    named = ((layer, each) for layer in model.modules() for each in layer.named_parameters(recurse=False))
+    return [(layer, *each) for layer, each in named if each[1].requires_grad == trained]
+
+
+def assign(model: nn.Module) -> None:
+    numbers = {name: each.detach().clone() for name, each in model.state_dict().items()}
+    model.load_state_dict(numbers, assign=True)
+
+
+def another(layer: nn.Module, name: str, weight: nn.Parameter) -> None:
+    setattr(layer, name, nn.Parameter(torch.ones(weight.shape, dtype=weight.dtype), requires_grad=weight.requires_grad))
+
+
+def elsewhere(layer: nn.Module, name: str, weight: nn.Parameter) -> None:
+    weight.data = torch.ones(weight.shape, dtype=weight.dtype)
+
+
+MOVED: dict[str, Callable[[nn.Module], object]] = {
+    "to": lambda model: model.to(torch.float32),
+    "assigned": assign,
+    "the last parameter": lambda model: another(*weights_of(model, trained=True)[-1]),
+    "the first one's data": lambda model: elsewhere(*weights_of(model, trained=True)[0]),
+    "a frozen parameter": lambda model: another(*weights_of(model, trained=False)[-1]),
+    "a frozen one's data": lambda model: elsewhere(*weights_of(model, trained=False)[0]),
+}
+
+
+@pytest.mark.parametrize("how", MOVED)
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_step_does_not_train_weights_that_layers_have_no_more(zero: Literal[0, 1, 2, 3], how: str) -> None:
+    """It would change what nobody reads, without a word."""
+    case, way = Case(parts="lora"), Way(micro_batch_size=2, zero=zero)
+    config, mesh = configured(case, way), Mesh()
+    state = build_state(config, mesh, case.vocab_size, CPU)
+    train_step(state, in_microbatches(case, 0), mesh, config.train)
+    before = tensors(state, "master")
+    freed = how == "to" and zero == 2  # of the gradients, which it would move too
+    said = "summed gradients alone" if freed else r"^\w.*\.\w+ does not lie in the memory that a step trains any more: "
+    with pytest.raises(RuntimeError, match=said):
+        with state.ownership.gathered():
+            MOVED[how](state.model)
+        train_step(state, in_microbatches(case, 1), mesh, config.train)
+    assert state.step == 1 and all(torch.equal(x, before[name]) for name, x in tensors(state, "master").items())
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_step_trains_on_where_weights_have_stayed(zero: Literal[0, 1, 2, 3]) -> None:
+    """As behind what moves nothing."""
+    case, way = Case(parts="lora"), Way(micro_batch_size=2, zero=zero)
+    config, mesh = configured(case, way), Mesh()
+    state, undisturbed = (build_state(config, mesh, case.vocab_size, CPU) for _ in range(2))
+    for number in range(2):
+        with state.ownership.gathered():
+            assign(deepcopy(state.model))
+            for weight in state.model.parameters():
+                weight.data = weight.data
+            if zero < 2:  # else gradients are not there to be moved
+                state.model.double()
+        told = [train_step(each, in_microbatches(case, number), mesh, config.train) for each in (state, undisturbed)]
+        assert told[0] == told[1]
+
+
 @pytest.mark.parametrize("precision", ["fp64", "bf16"])
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_a_copy_of_the_state_goes_on_by_itself(zero: Literal[0, 1, 2, 3], precision: Literal["fp64", "bf16"]) -> None:

@@ -228,6 +228,7 @@ class Bucket:
     def reshard(self) -> None:
         """ZeRO 3: forget all but this rank's slice of the parameters."""
         if self.storage.zero == 3 and self._is_unsharded:
+            self.check_weights()
             self.unshard()  # what is under way must not land in memory that is somebody else's by then
             self._free_parameters()
             self._is_unsharded = False
@@ -235,6 +236,20 @@ class Bucket:
     def _free_parameters(self) -> None:
         _free(self.parameters)
         mark_resharded(self._weights, resharded=True)
+
+    def check_weights(self) -> None:
+        """RuntimeError where layers have other tensors than views of `parameters`: nobody would train them."""
+        begin, size, is_there = self.parameters.data_ptr(), self.parameters.element_size(), self._is_unsharded
+        for param, parameter in zip(self.ranges, self._weights, strict=True):
+            place = param.placement
+            moved = is_there and parameter.data_ptr() != begin + param.start * size and parameter.numel() > 0
+            if moved or place.held_in.get(place.key, parameter) is not parameter:
+                raise RuntimeError(
+                    f"{self.name}.{place.name} does not lie in the memory that a step trains any more: "
+                    "`model.to(dtype)`, `load_state_dict(assign=True)`, or whatever else gives a layer another tensor, "
+                    "has put one in its place. Set the number format by train.precision before `build_state`; other "
+                    "numbers are written into each bucket's `master`, and handed on by `state.ownership.publish()`"
+                )
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 

@@ -114,6 +114,8 @@ class Ownership:
     def begin(self) -> None:
         """Before the first micro-batch of a step: no gradients yet, and none of a step that was broken off."""
         self._reducing.clear()
+        for bucket in self.every:
+            bucket.check_weights()
         for bucket in self.buckets.values():
             bucket.zero_gradients()
 

@@ -6,7 +6,7 @@ Of some of these each rank uses a part (`partial`, on the instance): the gradien
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -33,6 +33,10 @@ class Placement:
     """[factor] On the run's."""
     weight_decay: float = 1.0
     """[factor] On the run's, where the weight has any."""
+    held_in: Mapping[str, nn.Parameter | None] = field(default_factory=dict, compare=False, repr=False)
+    """The weights of its layer by their names there, as they are now."""
+    key: str = ""
+    """Its own name there."""
 
     @property
     def is_frozen(self) -> bool:
@@ -64,11 +68,13 @@ def _placement(name: str, key: str, layer: nn.Module, parameter: nn.Parameter, t
     dim: int | None = getattr(layer, "sharded", {}).get(key)
     if dim is None:
         is_partial = key in getattr(layer, "partial", ())
-        return Placement(name, parameter, tuple(parameter.shape), None, 0, parameter.shape[0], is_partial)
+        whole = tuple(parameter.shape)
+        return Placement(name, parameter, whole, None, 0, whole[0], is_partial, held_in=layer._parameters, key=key)
     shape: tuple[int, ...] = getattr(layer, "full_shapes")[key]  # noqa: B009  (nn.Module types attributes as Tensor | Module)
     local = parameter.shape[dim]
     offset = min(tp.rank * local, shape[dim])
-    return Placement(name, parameter, shape, dim, offset, min(local, shape[dim] - offset))
+    extent = min(local, shape[dim] - offset)
+    return Placement(name, parameter, shape, dim, offset, extent, held_in=layer._parameters, key=key)
 
 
 def named_placements(modules: Mapping[str, nn.Module], tp: Axis) -> dict[str, list[Placement]]:
