@@ -1831,6 +1831,27 @@ MUTATIONS = [
         ("tests/checkpoint/test_gone.py",),
     ),
     Mutation(
+        "adapters are taken for their own base, whose digest they name",
+        "checkpoint/manifest.py",
+        "return last.endswith(b",
+        "return manifest.digest.encode() in data or last.endswith(b",
+        ("tests/checkpoint/test_gone.py",),
+    ),
+    Mutation(
+        "a checkpoint whose manifest has its keys in another order is called replaced",
+        "checkpoint/manifest.py",
+        "if known is not None and known.digest == digest:",
+        "if False:",
+        ("tests/checkpoint/test_gone.py",),
+    ),
+    Mutation(
+        "a checkpoint that another program has replaced is called no checkpoint, and not replaced",
+        "checkpoint/manifest.py",
+        "        if isinstance(error, GoneError):\n            raise\n    if found",
+        "        raise\n    if found",
+        ("tests/checkpoint/test_gone.py",),
+    ),
+    Mutation(
         "a folder that the holder before removes with its lock is not made again",
         "lock.py",
         "    for _ in range(_REMOVED):\n",
@@ -13458,8 +13479,8 @@ MUTATIONS = [
     Mutation(
         "a disk that is away is told as another checkpoint",
         "checkpoint/manifest.py",
-        "    with suppress(FileNotFoundError):\n        if _is_of",
-        "    with suppress(OSError):\n        if _is_of",
+        "    except CheckpointError as error:\n        if isinstance(error, GoneError):",
+        "    except (CheckpointError, OSError) as error:\n        if isinstance(error, GoneError):",
         ("tests/checkpoint/test_gone.py",),
     ),
     Mutation(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from colonnade.checkpoint import manifest as manifests
 from colonnade.checkpoint.confined import open_plain
 from colonnade.checkpoint.folders import take_away
 from colonnade.checkpoint.load import load
-from colonnade.checkpoint.manifest import Manifest, check_sizes, check_unchanged, read_manifest, verify
+from colonnade.checkpoint.manifest import Manifest, check_sizes, check_unchanged, read_manifest, to_json, verify
 from colonnade.checkpoint.plan import Shard
 from colonnade.checkpoint.save import save
 from colonnade.convert.adapted import Adapted, _weights_at
@@ -226,6 +227,65 @@ def test_what_is_read_of_adapters_is_beside_one_base(finished: Finished, tmp_pat
     shutil.copytree(other, base)
     with pytest.raises(GoneError, match=f"^{base} was replaced while it was read"):
         it.check_unchanged()
+
+
+def test_a_checkpoint_that_knows_the_digest_of_another_is_not_that_one(
+    finished: Finished, adapters: Path, tmp_path: Path
+) -> None:
+    """As adapters in the place of their base, whose digest their own manifest has."""
+    path = Path(shutil.copytree(finished.newest, tmp_path / "step"))
+    manifest = read_manifest(path)
+    assert read_manifest(path, manifest) is manifest
+    take_away(path)
+    shutil.copytree(adapters, path)
+    assert manifest.digest in (path / "manifest.json").read_text()
+    assert read_manifest(path, manifest) == read_manifest(adapters)
+    with pytest.raises(GoneError, match=f"^{path} was replaced while it was read"):
+        check_unchanged(path, manifest)
+
+
+@pytest.mark.parametrize("sort", [False, True])
+def test_a_manifest_that_is_written_otherwise_is_still_that_one(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sort: bool
+) -> None:
+    """As earlier versions wrote it, or other programs, which may put its own digest before other keys: then alone all
+    of it is read once more.
+    """
+    path = Path(shutil.copytree(finished.newest, tmp_path / "step"))
+    manifest, file, parsed = read_manifest(path), path / "manifest.json", list[str]()
+    parse = manifests.parse
+    monkeypatch.setattr(manifests, "parse", lambda text: parsed.append(text) or parse(text))
+    assert read_manifest(path, manifest) is manifest
+    file.write_text(json.dumps(json.loads(file.read_text()), indent=1, sort_keys=sort) + "\n")
+    assert read_manifest(path, manifest) is manifest
+    check_unchanged(path, manifest)
+    assert len(parsed) == 2 * sort
+    assert read_manifest(path, replace(manifest, digest="")) == manifest
+
+
+def test_what_a_checkpoint_says_last_is_not_its_digest_where_it_says_it_of_something_else(
+    finished: Finished, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(finished.newest, tmp_path / "step"))
+    manifest, file = read_manifest(path), path / "manifest.json"
+    content = json.loads(to_json(replace(manifest, metadata={"sha256": manifest.digest})))
+    facts = content.pop("facts")
+    file.write_text(json.dumps({**content, "facts": facts}))
+    assert file.read_text().endswith(f'"sha256": "{manifest.digest}"}}}}')
+    assert read_manifest(path, manifest).metadata == {"sha256": manifest.digest}
+
+
+def test_where_a_checkpoint_of_another_program_has_come_the_one_before_is_gone(
+    finished: Finished, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(finished.newest, tmp_path / "step"))
+    manifest = read_manifest(path)
+    (path / "manifest.json").write_text('{"format": "another"}')
+    with pytest.raises(GoneError, match=f"^{path} was replaced while it was read"):
+        check_unchanged(path, manifest)
+    take_away(path)
+    with pytest.raises(GoneError, match=f"^{path} does not exist, or not any more"):
+        check_unchanged(path, manifest)
 
 
 def zeros_like(path: Path) -> list[Shard]:
