@@ -12443,8 +12443,29 @@ MUTATIONS = [
     Mutation(
         "a run that has lost the numbers of one step does not tell",
         "train/monitor.py",
-        "if last >= self._step:",
-        "if last >= self._step - 1:",
+        "last < self._step\n",
+        "last < self._step - 1\n",
+        ("tests/train/test_monitor.py",),
+    ),
+    Mutation(
+        "numbers that are cut at the front of metrics.jsonl are not missed",
+        "train/monitor.py",
+        "begins, ends = first > known,",
+        "begins, ends = False,",
+        ("tests/train/test_monitor.py",),
+    ),
+    Mutation(
+        "a file that was cut at its front is told of at each start",
+        "train/monitor.py",
+        "begins, ends = first > known,",
+        "begins, ends = first > 1,",
+        ("tests/train/test_monitor.py",),
+    ),
+    Mutation(
+        "a run that has told that it lost all numbers tells it again behind its next steps",
+        "train/monitor.py",
+        "first=first or self._step + 1",
+        "first=first",
         ("tests/train/test_monitor.py",),
     ),
     Mutation(

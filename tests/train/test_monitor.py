@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from colonnade.errors import ConfigError, DiskError
-from colonnade.train.lines import object_in
-from colonnade.train.monitor import Monitor, last_step, set_aside, write_event
+from colonnade.train import monitor as monitors
+from colonnade.train.lines import append, object_in
+from colonnade.train.monitor import Monitor, first_step, last_step, set_aside, write_event
 from colonnade.train.trackers import Prometheus, TensorBoard
 from tests.disks import room_for
 from tests.distributed import run_on_ranks
@@ -204,8 +205,42 @@ def test_numbers_that_are_lost_are_told_once(
     told = monitor(tmp_path)
     told.resume(5)
     told.tell_lost()
-    assert [(line["event"], line["step"], line["last"]) for line in events(tmp_path)] == [("numbers lost", 4, last)]
+    assert [(line["event"], line["step"], line["first"], line["last"]) for line in events(tmp_path)] == [
+        ("numbers lost", 4, 1 if last else 5, last)
+    ]
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("torn", [b"", b'oss": 1.5}\n'])
+def test_a_file_that_was_cut_at_its_front_is_told_once_for_each_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, torn: bytes
+) -> None:
+    """As by somebody who has kept the last lines, or by a rotation of logs."""
+    file = tmp_path / "metrics.jsonl"
+    for step in range(1, 7):
+        monitor(tmp_path).step(numbers(step), 0.5)
+    lines = file.read_bytes().splitlines(keepends=True)
+    for kept, said in (
+        (lines, ""),
+        (lines[1:], f"{file} begins with step 2, and the run goes on from step 6: the steps that it lacks are missing"),
+        (lines[1:], ""),
+        (lines[3:5], f"{file} begins with step 4 and ends with step 5, and the run goes on from step 6: "),
+        (lines[2:], ""),
+    ):
+        file.write_bytes(torn * (kept is not lines) + b"".join(kept))
+        capsys.readouterr()
+        told = monitor(tmp_path)
+        told.resume(6)
+        told.tell_lost()
+        out = capsys.readouterr().out
+        assert out.startswith(said) and bool(out) == bool(said)
+    append(tmp_path / "events.jsonl", {"event": "numbers lost", "first": None})
+    assert first_step(file) == 3 and first_step(tmp_path / "none") == 0
+    told = [(line["step"], line["first"], line["last"]) for line in events(tmp_path)[:-1]]
+    assert told == [(6, 2, 6), (6, 4, 5)]
+    monitor(tmp_path).tell_lost()
+    monkeypatch.setattr(monitors, "first_step", lambda file: pytest.fail("one rank reads it"))
+    monitor(tmp_path, active=False).tell_lost()
 
 
 @pytest.mark.parametrize(

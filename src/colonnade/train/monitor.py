@@ -23,7 +23,7 @@ from colonnade.atomic import PARTIAL, write_whole
 from colonnade.errors import ConfigError, hidden, without_credentials
 from colonnade.outputs import json_of
 from colonnade.pace import time_of
-from colonnade.train.lines import Lines, append, object_in, step_in, unwritable
+from colonnade.train.lines import Lines, append, each_line, object_in, objects_in, step_in, unwritable
 from colonnade.train.tracking import Feed, Tracker
 
 METRICS, EVENTS, UNDONE = "metrics.jsonl", "events.jsonl", "undone.jsonl"
@@ -81,16 +81,24 @@ class Monitor:
             feed.begin(step + 1)
 
     def tell_lost(self) -> None:
-        """Behind `resume`: what follows from a metrics.jsonl that ends before the step from which the run goes on."""
-        last = last_step(self._metrics) if self._active else self._step
-        if last >= self._step:
+        """Behind `resume`, once: what follows from a metrics.jsonl that lacks steps before the one from which the run
+        goes on, its first or its last.
+        """
+        if not self._active:
             return
-        self.event(LOST, step=self._step, last=last)
+        first, last = first_step(self._metrics), last_step(self._metrics)
+        events = (each.get("first") for each in objects_in(self._events) if each.get("event") == LOST)
+        known = max((each for each in events if isinstance(each, int)), default=1)
+        begins, ends = first > known, last < self._step
+        if not (begins or ends):
+            return
+        self.event(LOST, step=self._step, first=first or self._step + 1, last=last)
+        told = [f"begins with step {first:,}"] * begins + [f"ends with step {last:,}" if last else "has no step"] * ends
         self.say(
-            f"{self._metrics} {f'ends with step {last:,}' if last else 'has no step'}, and the run goes on from step "
-            f"{self._step:,}: what lies between is missing in reports, train.patience counts without it, and of the "
-            "best checkpoint only what events.jsonl tells is known. If you have the file elsewhere, stop the run, put "
-            "it back, and run the same command again."
+            f"{self._metrics} {' and '.join(told)}, and the run goes on from step {self._step:,}: the steps that it "
+            "lacks are missing in reports, train.patience counts without them, and of the best checkpoint only what "
+            "events.jsonl tells is known. If you have the file elsewhere, stop the run, put it back, and run the same "
+            "command again."
         )
 
     def follow(self, *, steps: int, log_every: int, patient: bool) -> None:
@@ -209,6 +217,11 @@ def write_event(run: Path, kind: str, **details: Any) -> None:
     with suppress(ConfigError, OSError):  # what is told of a full disk must not end what would survive it
         if run.is_dir():
             append(run / EVENTS, _event(kind, details))
+
+
+def first_step(metrics: Path) -> int:
+    """The first step that a run's metrics.jsonl tells of; 0 for none."""
+    return next(filter(None, map(_step_of, each_line(metrics))), 0)
 
 
 def last_step(metrics: Path) -> int:
