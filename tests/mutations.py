@@ -1071,8 +1071,8 @@ MUTATIONS = [
     Mutation(
         "tokens of one answer of two are counted",
         "train/loop.py",
-        '"tokens": state.trained_on(curriculum) * curriculum.unit * config.model.sequences',
-        '"tokens": state.trained_on(curriculum) * curriculum.unit',
+        '"tokens": state.trained_on * curriculum.unit * config.model.sequences',
+        '"tokens": state.trained_on * curriculum.unit',
         ("tests/train/test_preferences.py",),
     ),
     Mutation(
@@ -2582,9 +2582,16 @@ MUTATIONS = [
     Mutation(
         "tokens of batches that a rollback has passed over are told as trained on",
         "train/state.py",
-        "return self.samples - position_at(curriculum, self.step, self.rollbacks)[1]",
+        "return self.samples - self.passed_over",
         "return self.samples",
         ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
+        "tokens that rollbacks of before had passed over are told as trained on behind the next one",
+        "train/rollbacks.py",
+        "position_at(corpus.curriculum, state.step, state.rollbacks)[1]",
+        "position_at(corpus.curriculum, state.step, to_do)[1]",
+        ("tests/train/test_rollbacks.py",),
     ),
     Mutation(
         "later checkpoints stay after a rollback that was killed",

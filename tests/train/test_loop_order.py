@@ -327,6 +327,13 @@ def test_each_configuration_that_comes_into_force_reaches_all_that_is_about_the_
 # --- what a step writes down ------------------------------------------------------------------------------------------
 
 
+class _State(SimpleNamespace):
+    @property
+    def trained_on(self) -> int:
+        samples: int = self.samples
+        return samples - 4
+
+
 class Stepped:
     """One step of a run whose parts write down what they are given."""
 
@@ -363,11 +370,10 @@ class Stepped:
             data=SimpleNamespace(take=lambda at, then: self.taken.append((at, then)) or []),
             checkpoints=SimpleNamespace(copied=lambda: write(("copied", None))),
         )
-        self.state: Any = SimpleNamespace(
+        self.state: Any = _State(
             step=3,
             samples=24,
             skipped=3,
-            trained_on=lambda curriculum: self.state.samples - 4,
             watch=LossWatch(),
             loss_scale=SimpleNamespace(is_dynamic=False),
             model=SimpleNamespace(architecture=SimpleNamespace(losses=("loss",))),

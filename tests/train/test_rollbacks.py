@@ -229,6 +229,7 @@ def test_data_that_end_are_held_against_a_run_that_goes_on(monkeypatch: pytest.M
         rollbacks.apply(state, settings, corpus, recorded, done)
         assert state.rollbacks == recorded and state.samples == (4 + passed) * batch
         assert held == [(4, state.samples)]
+        assert state.passed_over == sum(each.skip for each in recorded) * batch
 
 
 def test_a_change_that_asks_for_more_data_than_there_are_keeps_no_run_from_returning(

@@ -341,7 +341,7 @@ def _step(run: Run, state: TrainState) -> dict[str, float | int]:
         **_losses(state, result),
         "learning_rate": result.learning_rate,
         **({} if result.skipped else {"grad_norm": result.grad_norm}),
-        "tokens": state.trained_on(curriculum) * curriculum.unit * config.model.sequences,
+        "tokens": state.trained_on * curriculum.unit * config.model.sequences,
     }
     if state.loss_scale.is_dynamic:
         metrics |= {"loss_scale": result.loss_scale, "skipped_steps": state.skipped}

@@ -26,7 +26,7 @@ from colonnade.mesh.mesh import Axis
 from colonnade.pace import say_aside
 from colonnade.train.change import Change, Expected, ahead, as_it_began, behind
 from colonnade.train.change_requests import Decided, began_with, decided_and_asked, read_decided, to_come
-from colonnade.train.corpus import Corpus, curriculum_of, open_corpus
+from colonnade.train.corpus import Corpus, curriculum_of, open_corpus, position_at
 from colonnade.train.divergence import BY_HAND, ROLLED_BACK
 from colonnade.train.lines import objects_in
 from colonnade.train.metadata import RunMetadata, metadata_of
@@ -265,6 +265,7 @@ def apply(
     for each in to_do:
         state.samples = each.behind(state.samples, corpus.curriculum)
     state.rollbacks = [*done, *to_do]
+    state.passed_over = position_at(corpus.curriculum, state.step, state.rollbacks)[1]
     state.learning_rate = learning_rate_of(config, state.rollbacks)
     coming = _to_come_together(as_it_began(config, state.changes), state)
     Expected(config, state.step, state.samples).check_lasts(corpus.training, coming)

@@ -11,7 +11,6 @@ from colonnade.architecture.parts import trained_architecture
 from colonnade.architecture.statement import Architecture, Unit
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig, TrainConfig
-from colonnade.data.curriculum import Curriculum
 from colonnade.data_parallel.buckets import Bucket, Storage, flatten
 from colonnade.data_parallel.param_slices import param_slices
 from colonnade.data_parallel.zero import Ownership
@@ -34,7 +33,7 @@ from colonnade.tasks.tasks import TASKS
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.base import Base
 from colonnade.train.change import Change
-from colonnade.train.corpus import position_at, step_by
+from colonnade.train.corpus import step_by
 from colonnade.train.divergence import LossWatch, lowered
 from colonnade.train.metadata import PublishedMetadata
 from colonnade.train.rollback import Rollback
@@ -82,6 +81,8 @@ class TrainState:
     """Samples consumed or passed over: the data position, and the number of the next sample."""
     rollbacks: list[Rollback] = field(default_factory=list)
     """That have brought the run here."""
+    passed_over: int = 0
+    """Of `samples`, what these have passed over."""
     changes: list[Change] = field(default_factory=list)
     """Of the configuration, that are in force."""
     watch: LossWatch = field(default_factory=LossWatch)
@@ -96,9 +97,10 @@ class TrainState:
         """The buckets that have gradients."""
         return [bucket for bucket in self.buckets if not bucket.is_frozen]
 
-    def trained_on(self, curriculum: Curriculum) -> int:
+    @property
+    def trained_on(self) -> int:
         """As `samples`, without what rollbacks have passed over."""
-        return self.samples - position_at(curriculum, self.step, self.rollbacks)[1]
+        return self.samples - self.passed_over
 
 
 def parallel_of(parallel: ParallelConfig, tp: Axis, products: Products | None = None) -> Parallel:
