@@ -229,7 +229,7 @@ def test_a_mistake_that_the_folder_shows_is_noted(
 ) -> None:
     """That another run lives there, or a checkpoint of a course that was left: no later start would mend it."""
 
-    def refused(*_: object) -> None:
+    def refused(*_: object, **_given: object) -> None:
         raise ConfigError("it is another's")
 
     under_torchrun.setenv("WORLD_SIZE", "1")
