@@ -3872,8 +3872,8 @@ MUTATIONS = [
     Mutation(
         "a search counts what a rank puts into ZeRO's gathering of parameters dp times too large",
         "planner/compose.py",
-        'cost.move("all_gather", sizes.width * fetched // parallel.dp, group)',
-        'cost.move("all_gather", sizes.width * fetched, group)',
+        'cost.slowest("all_gather", sizes.width * fetched // parallel.dp, group)',
+        'cost.slowest("all_gather", sizes.width * fetched, group)',
         ("tests/planner/test_search.py",),
     ),
     Mutation(
@@ -12904,6 +12904,27 @@ MUTATIONS = [
         "timeout, new=True)",
         "timeout)",
         ("tests/launch/test_torchrun.py",),
+    ),
+    Mutation(
+        "a plan puts its own group of ranks, on the fastest links, down for all of the axis",
+        "planner/cost.py",
+        "return self.slowest(entry.operation, entry.bytes, ranks)",
+        "return self.move(entry.operation, entry.bytes, ranks)",
+        ("tests/planner/test_cost.py",),
+    ),
+    Mutation(
+        "a search puts the first group of ranks down for all of dp",
+        "planner/compose.py",
+        'reduce = cost.slowest("all_reduce"',
+        'reduce = cost.move("all_reduce"',
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "ranks between those of a group are taken for a group too",
+        "planner/cost.py",
+        "if first % (n * apart) < apart)",
+        ")",
+        ("tests/planner/test_cost.py",),
     ),
     Mutation(
         "gradients that are not sent take their time on a link",

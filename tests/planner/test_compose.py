@@ -377,6 +377,33 @@ def test_gradients_are_summed_as_set_and_parameters_gathered_in_their_own_type(
     assert step(monkeypatch, sharded)[1] == {"reduce_scatter": (size, ranks), "all_gather": (width * 250, ranks)}
 
 
+@pytest.mark.parametrize(
+    ("keys", "slowest"),
+    [
+        ({"pp": 2, "dp": 3, "tp": 2}, {"dp": (6, 8, 10), "ends": (2, 8)}),  # the last stage lies in two machines
+        ({"pp": 2, "dp": 3, "tp": 2, "zero": 1}, {"dp": (6, 8, 10), "ends": (2, 8)}),
+    ],
+    ids=["sums", "sums and what is gathered"],
+)
+def test_gradients_are_summed_over_the_slowest_group_of_copies(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], slowest: dict[str, Sequence[int]]
+) -> None:
+    """And parameters gathered there. Of six ranks in the first stage all are in one machine of eight."""
+    way = config(**keys)
+    monkeypatch.setattr(Composer, "_costs", lambda *_: Costs({}, {"products": 1.0}))
+    slow = A100.having(network__latency=1.0)
+    layouts = Composer(way, 64, Cost(slow, 12))
+    _, spent = layouts._step([Work(0.0, 0.0, 0.0)] * 2, [Lengths(960, 0)], way)
+    apart, sizes = Cost(slow, 12), layouts._sizes(way)
+    if way.parallel.zero:
+        summed = apart.move("reduce_scatter", 960 * sizes.reduced, slowest["dp"])
+        gathered = apart.move("all_gather", 960 // 3 * sizes.width, slowest["dp"])
+    else:
+        summed, gathered = apart.move("all_reduce", 960 * sizes.reduced, slowest["dp"]), 0.0
+    assert spent["dp"] == pytest.approx(summed + gathered, rel=1e-3) and spent["dp"] > 1.0
+    assert spent["ends"] == pytest.approx(2.0, rel=1e-3)
+
+
 @pytest.mark.parametrize(("zero", "gathered"), [(1, 1000), (2, 1000), (3, 1600)])
 def test_frozen_parameters_are_gathered_under_zero_3_alone(
     monkeypatch: pytest.MonkeyPatch, zero: int, gathered: int

@@ -1,5 +1,6 @@
 """What operators and collectives take, and what of it overlaps: by hand, of machines with round figures."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -209,3 +210,41 @@ def test_a_message_takes_as_long_as_the_slowest_of_those_that_go_beside_it(besid
     slowest = max(cost.move("send", 10**8, (each, beside + each)) for each in range(beside))
     assert cost.message(10**8, (0, 1), beside) == slowest
     assert (slowest > cost.move("send", 10**8, (0, 1))) is far
+
+
+def test_a_step_waits_for_the_slowest_of_all_groups_of_an_axis() -> None:
+    """Of three machines with eight devices, the second and the third of four groups of six lie in two of them."""
+    machine = A100.having(island__call=0, island__latency=0, network__latency=1.0, network__bandwidth=8e8)
+    entry = Entry("all_reduce", "tp", (10**8,), "float32", 4 * 10**8, "", False, 0.0)
+    alone, all_of_them = Cost(machine, 6), Cost(machine, 24)
+    within, across = (alone.move("all_reduce", 4 * 10**8, range(first, first + 6)) for first in (0, 6))
+    assert across > 1000 * within
+    assert alone.collective(entry, range(6)) == within
+    for first in (0, 6, 18):
+        assert all_of_them.collective(entry, range(first, first + 6)) == across
+
+
+@pytest.mark.parametrize(
+    ("ranks", "slowest"),
+    [
+        ((0, 1, 2, 3), (0, 1, 2, 3)),  # two of these in the first machine, one in the second
+        ((0, 2), (0, 2)),  # 0 and 2, 1 and 3, 4 and 6, …: never 6 and 8
+        ((0, 3, 6), (2, 5, 8)),
+        ((0, 6), (2, 8)),  # of these two of six pairs are in one machine
+        ((0, 1, 2, 3, 4, 5), (6, 7, 8, 9, 10, 11)),
+        ((0, 1, 6, 7), (0, 1, 6, 7)),  # along two axes
+        ((5,), (5,)),
+    ],
+    ids=str,
+)
+def test_groups_along_an_axis_have_as_many_ranks_as_far_apart(ranks: Sequence[int], slowest: Sequence[int]) -> None:
+    """Of 12 ranks in machines of eight."""
+    machine = A100.having(island__call=0, island__latency=0, network__latency=1.0)
+    cost = Cost(machine, 12)
+    assert cost.slowest("all_reduce", 10**6, ranks) == cost.move("all_reduce", 10**6, slowest)
+
+
+def test_the_ends_of_three_stages_are_no_further_than_the_last_rank() -> None:
+    """Of two ranks each, on one machine of six devices."""
+    cost = Cost(A100.having(island__size=6, node__size=6, network__latency=1.0), 6)
+    assert cost.slowest("all_reduce", 10**6, (0, 4)) == cost.move("all_reduce", 10**6, (0, 4)) < 1.0

@@ -174,8 +174,8 @@ class Composer:
         length = max(each.trained for each in lengths)
         fetched = max(map(sum, lengths)) if parallel.zero == 3 else length
         count, group = config.train.num_microbatches(parallel.dp), range(0, parallel.dp * parallel.tp, parallel.tp)
-        reduce = cost.move("all_reduce" if not parallel.zero else "reduce_scatter", sizes.reduced * length, group)
-        gather = cost.move("all_gather", sizes.width * fetched // parallel.dp, group) if parallel.zero else 0.0
+        reduce = cost.slowest("all_reduce" if not parallel.zero else "reduce_scatter", sizes.reduced * length, group)
+        gather = cost.slowest("all_gather", sizes.width * fetched // parallel.dp, group) if parallel.zero else 0.0
         if parallel.zero >= 2:
             gathered = gather if parallel.zero == 3 else 0.0
             times = [_with_traffic(each, gathered, reduce) for each in times]
@@ -221,7 +221,7 @@ class Composer:
         parallel, exact = config.parallel, self._sizes(config).exact
         shares, apart = parallel.dp if parallel.zero else 1, parallel.dp * parallel.tp
         return sum(
-            self.cost.move(
+            self.cost.slowest(
                 "all_reduce",
                 self._bucket(bucket, parallel.tp).trained // shares * exact,
                 [stage * apart for stage in stages],

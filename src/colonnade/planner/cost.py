@@ -8,7 +8,7 @@
     all-reduce    2·⌈log₂ n⌉ messages, 2·(n − 1)/n of the bytes        within an island: its links
     gather        n − 1 messages, (n − 1) parts                        between machines: the machine's links, shared by
     scatter       n − 1 messages, (n − 1)/n of the bytes               the groups that cross them at the same time
-    transfer      one message, all bytes
+    transfer      one message, all bytes                               of all groups of an axis, the slowest counts
 
     reading       so much a token of a rank's batches; where a GPU computes, what is left of it behind the step before
 
@@ -18,7 +18,7 @@ more of them work. While some stages of a pipeline wait, the others have more of
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from colonnade.config.schema import Config
@@ -41,6 +41,10 @@ class Cost:
 
     hardware: Hardware
     num_ranks: int = 1
+    _known: dict[tuple[int, int], list[Sequence[int]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """What `_alike` has found, by the size of groups and how far apart their ranks are."""
 
     @cached_property
     def sharing(self) -> float:
@@ -117,7 +121,25 @@ class Cost:
 
     def collective(self, entry: Entry, ranks: Sequence[int]) -> float:
         """[s] Over these ranks of the run."""
-        return self.move(entry.operation, entry.bytes, ranks)
+        return self.slowest(entry.operation, entry.bytes, ranks)
+
+    def slowest(self, operation: str, size: int, ranks: Sequence[int]) -> float:
+        """[s] As `move`, of the slowest of all groups along the axis of these ranks: a step waits for each of them."""
+        return max(self.move(operation, size, group) for group in self._alike(ranks))
+
+    def _alike(self, ranks: Sequence[int]) -> list[Sequence[int]]:
+        """These ranks, and a group for each other kind of links that groups of their axis have: of as many ranks, as
+        far apart. Ranks that are not all as far apart stand for themselves.
+        """
+        n, reach = len(ranks), ranks[-1] - ranks[0]
+        apart = ranks[min(1, n - 1)] - ranks[0]
+        if not apart or reach != (n - 1) * apart:
+            return [ranks]
+        if (n, apart) not in self._known:
+            firsts = (first for first in range(self.num_ranks - reach) if first % (n * apart) < apart)
+            groups = (ranks, *(range(first, first + reach + 1, apart) for first in firsts))
+            self._known[n, apart] = list({self._link(group): group for group in reversed(groups)}.values())
+        return self._known[n, apart]
 
     def move(self, operation: str, size: int, ranks: Sequence[int]) -> float:
         """[s] Of an operation into which each of these ranks puts `size` bytes."""
