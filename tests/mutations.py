@@ -6711,8 +6711,8 @@ MUTATIONS = [
     Mutation(
         "a search knows of no message that waits for another on its link",
         "planner/waiting.py",
-        "max(_rounds(times, hops, config), _shared(times, hops, config))",
-        "_rounds(times, hops, config)",
+        "_laps(times, hops, config), _shared(times, hops, config))",
+        "_laps(times, hops, config))",
         ("tests/planner/test_compose.py",),
     ),
     Mutation(
@@ -12925,6 +12925,20 @@ MUTATIONS = [
         "if first % (n * apart) < apart)",
         ")",
         ("tests/planner/test_cost.py",),
+    ),
+    Mutation(
+        "a search has chunks that are frozen wait for nothing that comes forward",
+        "planner/waiting.py",
+        "_rounds(times, hops, config), _laps(times, hops, config), ",
+        "_rounds(times, hops, config), ",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "a search has the first stage alone wait for laps",
+        "planner/waiting.py",
+        "for stage in range(pp))\n    return (longest",
+        "for stage in range(1))\n    return (longest",
+        ("tests/planner/test_compose.py",),
     ),
     Mutation(
         "gradients that are not sent take their time on a link",

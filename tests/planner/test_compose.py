@@ -24,7 +24,7 @@ from colonnade.planner.kept import Handed
 from colonnade.planner.kept import Kept as OfAUnit
 from colonnade.planner.memory import buffer_bytes, rank_memory, resident
 from colonnade.planner.unit_times import Costs, UnitCost, _cost, unit_costs
-from colonnade.planner.waiting import Hop, Work, filling
+from colonnade.planner.waiting import Hop, Work, filling, waiting
 from tests.parity.runs import Case, Way, configured
 from tests.planner.once import units_timed_once
 
@@ -481,7 +481,8 @@ def test_a_pipeline_waits_for_a_slow_link_as_it_does_when_simulated(
 @pytest.mark.parametrize(
     ("schedule", "virtual_stages", "pp", "frozen"),
     [("1f1b", 1, 2, 1), ("1f1b", 1, 4, 1), ("1f1b", 1, 4, 3), ("zero_bubble", 1, 4, 1), ("interleaved", 2, 2, 1),
-     ("interleaved", 2, 4, 1), ("interleaved", 2, 4, 5), ("interleaved", 3, 2, 2)],
+     ("interleaved", 2, 4, 1), ("interleaved", 2, 4, 5), ("interleaved", 3, 2, 2), ("interleaved", 2, 4, 7),
+     ("interleaved", 4, 2, 7), ("interleaved", 3, 2, 5)],
     ids=lambda each: str(each),
 )  # fmt: skip
 def test_a_pipeline_whose_first_chunks_are_frozen_waits_as_it_does_when_simulated(
@@ -506,6 +507,53 @@ def test_a_pipeline_whose_first_chunks_are_frozen_waits_as_it_does_when_simulate
     )
     composed = count * max(work.whole for work in times) + step(monkeypatch, way, times)[0]["pipeline"]
     assert composed == pytest.approx(simulation.makespan, rel=0.1)
+
+
+def of_three_stages(works: Sequence[float], whole: Sequence[float], count: int) -> tuple[float, float]:
+    """[s] Composed and simulated, of three chunks each, of which the last alone has a backward, which takes no time,
+    and of messages that share no link.
+    """
+    way, chunks = config(pp=3, schedule="interleaved", virtual_stages=3), len(whole) + 1
+    way = way.model_copy(update={"train": way.train.model_copy(update={"global_batch_size": count})})
+    hops, times = [Hop(each, 0.0, returns=False) for each in whole], [Work(3 * work, 0.0, 0.0) for work in works]
+    simulation = simulate(
+        all_actions("interleaved", 3, count, 3),
+        count,
+        virtual_stages=3,
+        durations=[Durations(work, 0.0, 0.0) for work in works] * 3,
+        links={(at, at + 1): (each, each) for at, each in enumerate(whole)},
+        first_trained=chunks - 1,
+    )
+    return count * 3 * max(works) + filling(times, way) + sum(whole) + waiting(times, hops, way), simulation.makespan
+
+
+A_LAP = [40.0, 40.0, 40.0, 0.1, 0.1, 0.1, 0.1, 0.1]
+"""The first of two, of each stage."""
+
+
+@pytest.mark.parametrize("count", [3, 12])
+@pytest.mark.parametrize(
+    ("work", "whole"),
+    [
+        (0.0, [1.0, 9.0, 2.0, 5.0, 1.0, 4.0, 8.0, 1.0]),  # the second stage waits longest
+        (0.0, [1.0, 1.0, 2.0, 5.0, 1.0, 4.0, 2.0, 9.0]),  # the third
+        (0.0, [9.0, 1.0, 2.0, 5.0, 1.0, 4.0, 2.0, 1.0]),  # the first
+        (4.0, A_LAP),
+    ],
+    ids=str,
+)
+def test_a_pipeline_that_is_frozen_but_for_its_end_waits_for_each_lap(
+    work: float, whole: list[float], count: int
+) -> None:
+    composed, simulated = of_three_stages([work] * 3, whole, count)
+    assert composed == pytest.approx(simulated, rel=1e-12)
+
+
+@pytest.mark.parametrize("whole", [0.1, 40.0])
+def test_laps_are_waited_for_as_far_as_they_are_longer_than_a_stage_works_meanwhile(whole: float) -> None:
+    """What four groups of micro-batches more take, of a stage that works longer than others."""
+    few, more = (of_three_stages([4.0, 4.0, 6.0], [whole] * 8, count) for count in (12, 24))
+    assert more[0] - few[0] == pytest.approx(more[1] - few[1], rel=1e-12)
 
 
 def test_what_is_no_pipeline_waits_for_no_messages(monkeypatch: pytest.MonkeyPatch) -> None:

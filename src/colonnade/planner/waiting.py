@@ -3,6 +3,9 @@
     stage 0   F0 F1 F2 F3 ·· B0 F4 ·· B1 F5        what begins before the first is back is one round; so do any later
     stage 1      F0 F1 F2 ·· B0 F3 ··              stages, with fewer micro-batches, whose links may be the slow ones
 
+    stage 0   F0.0 F1.0 ·· F0.1 F1.1 F2.0          of two interleaved stages: what comes forward to the next chunk of a
+    stage 1      F0.0 F1.0 ·· F0.1                 stage is a lap, for which it waits where nothing comes back, too
+
 A search has many thousands of layouts: the simulator (`pipeline/simulate.py`) takes too long for it. Pure.
 """
 
@@ -53,8 +56,8 @@ def filling(times: Sequence[Work], config: Config) -> float:
 
 
 def waiting(times: Sequence[Work], hops: Sequence[Hop], config: Config) -> float:
-    """[s] More than one micro-batch takes there and back: in rounds, or on the link that is longest at work."""
-    return max(_rounds(times, hops, config), _shared(times, hops, config))
+    """[s] More than one micro-batch takes there and back: in rounds, in laps, or on the link longest at work."""
+    return max(_rounds(times, hops, config), _laps(times, hops, config), _shared(times, hops, config))
 
 
 def _rounds(times: Sequence[Work], hops: Sequence[Hop], config: Config) -> float:
@@ -76,6 +79,17 @@ def _rounds(times: Sequence[Work], hops: Sequence[Hop], config: Config) -> float
             ahead = min(_ahead(last, config), others)
             found = max(found, (others - ahead) / begun * (there_and_back - begun * slowest) + ahead * late)
     return found
+
+
+def _laps(times: Sequence[Work], hops: Sequence[Hop], config: Config) -> float:
+    """[s] That a stage waits, all micro-batches together, for them to come forward from one of its chunks to its next,
+    a lap: pp of them follow one another in each chunk, and others behind these in the last. The most of all stages.
+    """
+    parallel, laps = config.parallel, config.parallel.virtual_stages - 1
+    pp, groups = parallel.pp, config.train.num_microbatches(parallel.dp) // parallel.pp
+    forward, slowest = sum(work.forward for work in times), max(work.whole for work in times)
+    longest = max(sum(hop.whole for hop in hops[stage : stage + laps * pp]) for stage in range(pp))
+    return (longest + laps * (forward - pp * slowest) / (laps + 1)) * (groups - 1)
 
 
 def _shared(times: Sequence[Work], hops: Sequence[Hop], config: Config) -> float:
