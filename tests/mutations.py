@@ -12941,6 +12941,13 @@ MUTATIONS = [
         ("tests/planner/test_compose.py",),
     ),
     Mutation(
+        "a search looks at the memory of the ends of a pipeline and of its middle alone",
+        "planner/compose.py",
+        "self._unlike(held) if self.teacher is None else range(parallel.pp)",
+        "{0, parallel.pp // 2, parallel.pp - 1}",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
         "gradients that are not sent take their time on a link",
         "planner/waiting.py",
         "hop.on_link * hop.returns",

@@ -262,6 +262,47 @@ def test_gradients_on_their_way_take_memory_as_they_do_in_a_run(
     assert composed - held.state == pytest.approx(held.buffers, rel=0.03)
 
 
+def of_heavy_blocks(monkeypatch: pytest.MonkeyPatch, way: Config) -> Composer:
+    """Each of which keeps ten million bytes of a micro-batch; nothing else keeps any."""
+    nothing = UnitCost(0, 0, 0, 0, 0, 0)
+    costs = Costs({"embedding": nothing, "head": nothing, "block": replace(nothing, kept=10**7)}, {})
+    monkeypatch.setattr(Composer, "_costs", lambda *_: costs)
+    return Composer(way, 64, Cost(A100, 8))
+
+
+@pytest.mark.parametrize(
+    ("keys", "kept"),
+    [
+        ({"pp": 4}, 3 * 2),  # of the second stage, with two blocks, three micro-batches live
+        ({"pp": 4, "cuts": (2, 1, 3, 2)}, 2 * 3),  # of the third two, and of the first four of one block
+        ({"pp": 4, "cuts": (4, 1, 1, 2)}, 4 * 3),
+        ({"pp": 4, "cuts": (1, 1, 1, 5)}, 4),
+        ({"pp": 4, "schedule": "zero_bubble"}, 4 * 2),
+        ({"pp": 2, "schedule": "interleaved", "virtual_stages": 2}, 5 * 3 / 2),
+    ],
+    ids=str,
+)
+def test_the_stage_that_takes_most_memory_counts(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], kept: float
+) -> None:
+    """Wherever it is, and wherever that of a layout before was."""
+    way = config(**keys)
+    of, parts = of_heavy_blocks(monkeypatch, way), trained_architecture(way, 64)
+    of.compose(config(pp=4, cuts=(5, 1, 1, 1)))
+    state = max(resident(parts, way.parallel, way.train, stage=stage).state for stage in range(way.parallel.pp))
+    assert of.compose(way)[1] == pytest.approx(10**7 * kept, abs=2 * state)
+
+
+def test_a_teachers_stages_are_none_of_the_students(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages with the same units of the student may have others of its teacher."""
+    way = config(pp=4)
+    of = of_heavy_blocks(monkeypatch, way)
+    alone, of.teacher = of.compose(way)[1], way.model
+    monkeypatch.setattr(Composer, "_teacher_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(Composer, "_teacher_memory", lambda _, stage, __: {2: 10**9}.get(stage, 0))
+    assert of.compose(way)[1] == pytest.approx(alone + 10**9 - 2 * 10**7, rel=1e-3)
+
+
 @pytest.mark.parametrize("zero", [2, 3])
 def test_a_large_table_takes_memory_as_it_does_in_a_run(monkeypatch: pytest.MonkeyPatch, zero: Literal[2, 3]) -> None:
     """Its gradients are on their way with those of small units, not three times at once, and not all the while that it

@@ -92,7 +92,7 @@ class Composer:
         taught = self._teacher_seconds(config)
         if taught:
             seconds, spent = seconds + taught, {**spent, "teacher": taught}
-        stages = {0, parallel.pp // 2, parallel.pp - 1}
+        stages = self._unlike(held) if self.teacher is None else range(parallel.pp)
         memory = max(
             self._memory(stage, lengths[stage], self._kept(stage, held, key, config), config)
             + self._teacher_memory(stage, config)
@@ -147,6 +147,15 @@ class Composer:
             return stages
 
         return self._once(("units", held), make)
+
+    def _unlike(self, held: tuple[tuple[int, ...], int]) -> list[int]:
+        """The first of the stages with the same kinds of units: those behind it have no more live micro-batches."""
+
+        def make() -> list[int]:
+            kinds = [tuple(unit.kind for unit in units) for units in self._units(held)]
+            return [kinds.index(each) for each in dict.fromkeys(kinds)]
+
+        return self._once(("unlike", held), make)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
