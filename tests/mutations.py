@@ -2043,8 +2043,8 @@ MUTATIONS = [
     Mutation(
         "in the plan all micro-batches share one mask",
         "planner/counting.py",
-        "self._shared.get((kind, inputs))",
-        "self._shared.get((kind, 0))",
+        "self._shared.get((kind, size, inputs))",
+        "self._shared.get((kind, size, 0))",
         ("tests/planner/test_counting.py",),
     ),
     Mutation(
@@ -12946,6 +12946,13 @@ MUTATIONS = [
         "self._unlike(held) if self.teacher is None else range(parallel.pp)",
         "{0, parallel.pp // 2, parallel.pp - 1}",
         ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "blocks of which other parts are trained have masks of documents of their own",
+        "planner/counting.py",
+        "{unit.name: unit.usual_kind for",
+        "{unit.name: unit.kind for",
+        ("tests/planner/test_paper.py",),
     ),
     Mutation(
         "gradients that are not sent take their time on a link",

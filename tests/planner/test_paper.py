@@ -106,6 +106,23 @@ def test_the_gradient_of_a_table_on_both_ends_is_put_down_to_it() -> None:
         assert [(each.operation, each.unit) for each in sums] == [("all_reduce", "embedding.tokens")]
 
 
+@pytest.mark.parametrize("way", [Way(micro_batch_size=2), Way(pp=2, micro_batch_size=1)], ids=str)
+@pytest.mark.parametrize("parts", ["lower", "upper", "lora", "lora on some"])
+def test_what_blocks_share_is_there_once_whatever_of_them_is_trained(parts: Any, way: Way) -> None:
+    """The mask of documents: blocks that are frozen otherwise than others are of another kind, and read the same."""
+    case = replace(PLAIN, documents="separate", parts=parts, num_layers=6, seq_length=64, precision="bf16")
+    config = configured(case, way)
+    planned = rank_memory(
+        config.model,
+        config.parallel,
+        config.train,
+        vocab_size=case.vocab_size,
+        separate_documents=True,
+        architecture=trained_architecture(config, case.vocab_size),
+    )
+    check_memory(planned, on_paper(case, way, device="cuda").memory)
+
+
 # --- the shortcut -----------------------------------------------------------------------------------------------------
 
 SUMS = ("stack", "cat", "_to_copy")

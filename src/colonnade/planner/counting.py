@@ -84,13 +84,12 @@ class CountingModel:
     ) -> None:
         """`splits`: whether weight gradients wait in `later`."""
         self.later, self.splits = later, splits
-        self.kinds = {unit.name: unit.kind for unit in architecture.units}
-        self.kept = {name: kept[kind] for name, kind in self.kinds.items()}
+        self.kinds = {unit.name: unit.usual_kind for unit in architecture.units}
+        self.kept = {unit.name: kept[unit.kind] for unit in architecture.units}
         self.loss = torch.empty((), dtype=torch.float64, device=META)
         self.weight = torch.empty((), device=META, requires_grad=True)
-        self.shared = {kind: each.shared for kind, each in kept.items()}
         self._entries: dict[str, list[Handed]] = {}
-        self._shared: WeakValueDictionary[tuple[str, Any], Tensor] = WeakValueDictionary()
+        self._shared: WeakValueDictionary[tuple[str, int, Any], Tensor] = WeakValueDictionary()
         carry: list[Handed] = []
         for unit in architecture.units:
             self._entries[unit.name] = carry
@@ -100,7 +99,7 @@ class CountingModel:
         """`inputs`: anything that tells micro-batches apart."""
         kept = self.kept[unit]
         read = (x for place, x in enumerate(carry) if place not in kept.unread)
-        shared = self._of_all(self.kinds[unit], inputs)
+        shared = self._of_all(self.kinds[unit], kept.shared, inputs)
         later = [carry[place].detach() for place in kept.deferred.inputs]
         made: Carry = _Unit.apply(self, kept, shared, later, self.weight, *read)  # type: ignore[no-untyped-call]
         if kept.losses:
@@ -111,11 +110,13 @@ class CountingModel:
     def carry_buffers(self, inputs: Any, into: str) -> Carry:
         return tuple(_tensor(each) for each in self._entries[into])
 
-    def _of_all(self, kind: str, inputs: Any) -> Tensor:
-        """What units of a kind share of a micro-batch: it lives as long as some unit's backward keeps it."""
-        alive = self._shared.get((kind, inputs))
+    def _of_all(self, kind: str, size: int, inputs: Any) -> Tensor:
+        """What units of a kind, whatever of them is trained, share of a micro-batch where they keep as much: it lives
+        as long as some unit's backward keeps it.
+        """
+        alive = self._shared.get((kind, size, inputs))
         if alive is None:
-            alive = self._shared[kind, inputs] = _bytes(self.shared[kind])
+            alive = self._shared[kind, size, inputs] = _bytes(size)
         return alive
 
 
