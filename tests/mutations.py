@@ -10672,8 +10672,8 @@ MUTATIONS = [
     Mutation(
         "a plan weighs frozen units as trained ones",
         "cli_plan.py",
-        "        architecture=trained_architecture(settings, size),\n",
-        "",
+        "        seconds=seconds,\n        architecture=architecture,\n",
+        "        seconds=seconds,\n",
         ("tests/planner/test_plan_command.py",),
     ),
     Mutation(
@@ -12953,6 +12953,20 @@ MUTATIONS = [
         "{unit.name: unit.usual_kind for",
         "{unit.name: unit.kind for",
         ("tests/planner/test_paper.py",),
+    ),
+    Mutation(
+        "units that are frozen are timed with a backward",
+        "planner/measure.py",
+        "leaves(buffers, gradients=unit.sends_back)",
+        "leaves(buffers)",
+        ("tests/planner/test_measure.py",),
+    ),
+    Mutation(
+        "cuts are weighed by times of a model that is trained as a whole",
+        "cli_plan.py",
+        "size, architecture=architecture)",
+        "size, architecture=None)",
+        ("tests/planner/test_plan_command.py",),
     ),
     Mutation(
         "gradients that are not sent take their time on a link",

@@ -187,17 +187,18 @@ def _plan(
 
     where = None if on is None else machine(on)
     size, seconds = vocab_size(settings.model, settings.data), None
+    architecture = trained_architecture(settings, size)
     if measure:
         from colonnade.planner.measure import measured
 
-        seconds = measured(settings.model, settings.parallel, settings.train, size)
+        seconds = measured(settings.model, settings.parallel, settings.train, size, architecture=architecture)
     found = plan_pipeline(
         settings.model,
         settings.parallel,
         num_microbatches=settings.train.num_microbatches(settings.parallel.dp),
         vocab_size=size,
         seconds=seconds,
-        architecture=trained_architecture(settings, size),
+        architecture=architecture,
     )
     if output is not None:
         pipeline_report.write_picture(found, output)

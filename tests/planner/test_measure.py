@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 import torch
 
+from colonnade.architecture.adapters import with_adapters
 from colonnade.architecture.families import architecture_of
+from colonnade.architecture.parts import with_parts
 from colonnade.architecture.statement import Unit
 from colonnade.config.model import ModelConfig
+from colonnade.config.parts import LoraConfig, PartsConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.mesh.mesh import Axis
 from colonnade.model.model import Transformer
@@ -107,3 +110,66 @@ def test_the_fastest_of_three_runs_behind_a_first_counts(monkeypatch: pytest.Mon
     inputs = example_inputs(model, train, 30, torch.device("cpu"))
     (unit,) = built.architecture.named(["blocks.0"])
     assert measure._seconds(built, unit, inputs, torch.device("cpu")) == 3.0 and len(times) == 8
+
+
+@pytest.mark.parametrize(
+    ("keys", "frozen", "backward", "sent_back"),
+    [
+        ({}, ["embedding*", "blocks.0.*", "blocks.1.*"], ["blocks.2", "blocks.3", "head"], ["blocks.3", "head"]),
+        (
+            {"kind": "t5", "num_decoder_layers": 1},
+            ["embedding*", "encoder.*"],
+            ["decoder.blocks.0", "head"],
+            ["head"],
+        ),
+    ],
+    ids=["first blocks", "an encoder"],
+)
+def test_what_is_frozen_runs_forward_alone(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], frozen: list[str], backward: list[str], sent_back: list[str]
+) -> None:
+    """Blocks that are not trained alike are timed apart; gradients go no further back than somebody wants them."""
+    monkeypatch.setattr(measure, "_TIMES", 1)
+    at, ran, wanted = [""], list[str](), list[str]()
+    run, seconds, started = measure.backward_from, measure._seconds, measure.leaves
+
+    def timed(model: Transformer, unit: Unit, inputs: Any, device: torch.device) -> float:
+        at[0] = unit.name
+        seconds(model, unit, inputs, device)
+        return float(len(ran))
+
+    def back(*of: Any) -> Any:
+        ran.extend([at[0]] * any(x.requires_grad for x in of[0]))
+        return run(*of)
+
+    def begun(carry: Any, *, gradients: bool = True) -> Any:
+        wanted.extend([at[0]] * gradients)
+        return started(carry, gradients=gradients)
+
+    monkeypatch.setattr(measure, "_seconds", timed)
+    monkeypatch.setattr(measure, "backward_from", back)
+    monkeypatch.setattr(measure, "leaves", begun)
+    model = ModelConfig(num_layers=4, hidden_size=16, num_heads=2, seq_length=8, **keys)
+    train = TrainConfig(steps=1, global_batch_size=1, micro_batch_size=1, device="cpu", threads=1)
+    stated = with_parts(architecture_of(model, 30), PartsConfig(frozen=tuple(frozen)))
+    found = measured(model, ParallelConfig(), train, 30, architecture=stated)
+    assert list(found) == [unit.name for unit in stated.units]
+    assert list(dict.fromkeys(ran)) == backward and list(dict.fromkeys(wanted)) == sent_back
+    assert len(set(found.values())) == 1 + len(backward), "one time for all that run forward alone"
+
+
+def test_adapters_are_timed_with_what_they_adapt(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ModelConfig(num_layers=1, hidden_size=16, num_heads=2, seq_length=8)
+    train = TrainConfig(steps=1, global_batch_size=1, micro_batch_size=1, device="cpu", threads=1)
+    stated = with_adapters(architecture_of(model, 30), LoraConfig(rank=2, targets=("*.attention.*",)))
+    trained: dict[str, list[str]] = {}
+
+    def seconds(built: Transformer, unit: Unit, inputs: Any, device: torch.device) -> float:
+        trained[unit.name] = [
+            name for name, each in built.get_submodule(unit.name).named_parameters() if each.requires_grad
+        ]
+        return 1.0
+
+    monkeypatch.setattr(measure, "_seconds", seconds)
+    measured(model, ParallelConfig(), train, 30, architecture=stated)
+    assert len(trained["blocks.0"]) == 4 and all("lora" in name for name in trained["blocks.0"])

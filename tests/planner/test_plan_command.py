@@ -14,7 +14,7 @@ import pytest
 from colonnade import cli, cli_plan
 from colonnade.config.load import load
 from colonnade.errors import LayoutError
-from colonnade.planner import measure_hardware, measure_operators
+from colonnade.planner import measure, measure_hardware, measure_operators
 from colonnade.planner.hardware import hardware
 from colonnade.planner.measure_operators import SIZES
 from colonnade.planner.search import Search
@@ -282,6 +282,22 @@ def test_epochs_of_data_that_are_not_here_are_planned_where_no_steps_are_told(
         assert "1 problem\n" in said and "no none.bin" in said and "set train.steps" in said and not best.exists()
     assert run(monkeypatch, str(config), "train.steps=7", "--hardware", "cpu") == 0
     assert "  run      7 steps" in capsys.readouterr().out
+
+
+def test_cuts_are_weighed_by_times_of_what_is_trained(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Units that are frozen take a third of what others do."""
+
+    def measured(*_: Any, architecture: Any) -> dict[str, float]:
+        return {unit.name: 3.0 if unit.has_backward else 1.0 for unit in architecture.units}
+
+    monkeypatch.setattr(measure, "measured", measured)
+    keys = ["model.num_layers=7", "parallel.pp=2", 'parts.frozen=["embedding*", "blocks.[0-4].*"]']
+    assert run(monkeypatch, config, "--measure", "--json", *keys) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["cuts_by_work"] == [6, 3]
+    assert [stage["work_of_mean"] for stage in told["stages"]] == pytest.approx([4 / 7.5, 11 / 7.5])
 
 
 @pytest.mark.parametrize(
