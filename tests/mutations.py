@@ -13202,17 +13202,17 @@ MUTATIONS = [
     Mutation(
         "each rank looks itself where a run would begin",
         "train/beginning.py",
-        'newest = broadcast_text(on_all_ranks(lambda: "" if mesh.rank else str(find(run) or ""), '
+        'newest = broadcast_text(on_all_ranks(lambda: "" if mesh.rank else str(_found(run) or ""), '
         "mesh.world), mesh.world)",
-        'newest = on_all_ranks(lambda: str(find(run) or ""), mesh.world)',
+        'newest = on_all_ranks(lambda: str(_found(run) or ""), mesh.world)',
         ("tests/train/test_beginning.py",),
     ),
     Mutation(
         "rank 0 alone tells before a start that checkpoints are gone",
         "train/beginning.py",
-        'newest = broadcast_text(on_all_ranks(lambda: "" if mesh.rank else str(find(run) or ""), '
+        'newest = broadcast_text(on_all_ranks(lambda: "" if mesh.rank else str(_found(run) or ""), '
         "mesh.world), mesh.world)",
-        'newest = broadcast_text("" if mesh.rank else str(find(run) or ""), mesh.world)',
+        'newest = broadcast_text("" if mesh.rank else str(_found(run) or ""), mesh.world)',
         ("tests/train/test_beginning.py",),
     ),
     Mutation(
@@ -13428,24 +13428,24 @@ MUTATIONS = [
     Mutation(
         "each start under torchrun makes the mistake again that the folder shows",
         "train/start.py",
-        "            stack.enter_context(ending(config))\n"
+        "            stack.enter_context(ending(config, notes=not dry_run))\n"
         "            same_run.check(config)\n"
         "            if not returns:\n"
-        "                _finish_rollback(config)\n",
+        "                _finish_rollback(config, dry_run=dry_run)\n",
         "            same_run.check(config)\n"
         "            if not returns:\n"
-        "                _finish_rollback(config)\n"
-        "            stack.enter_context(ending(config))\n",
+        "                _finish_rollback(config, dry_run=dry_run)\n"
+        "            stack.enter_context(ending(config, notes=not dry_run))\n",
         ("tests/launch/test_torchrun.py",),
     ),
     Mutation(
         "what a disk refuses of finishing a rollback is a traceback of a rank",
         "train/start.py",
         "        try:\n"
-        "            finish(run)\n"
+        "            finish(run, dry_run=dry_run)\n"
         "        except OSError as error:\n"
         "            raise run_folder.unwritable(config, error) from error\n",
-        "        finish(run)\n",
+        "        finish(run, dry_run=dry_run)\n",
         ("tests/train/test_start.py",),
     ),
     Mutation(
