@@ -29,6 +29,9 @@ def await_all():
     live()
     while len(os.listdir(sys.argv[1])) < size:
         time.sleep(0.01)
+def stay():  # a minute, or until a signal: one that comes just before a sleep is heard behind it alone
+    for _ in range(1200):
+        time.sleep(0.05)
 """
 LIGHT = "from colonnade.launch import fork_server; fork_server.TORCH = 'json'"
 """Ranks here import no torch, or import it themselves."""
@@ -120,7 +123,7 @@ def test_rank_0_has_the_input_and_no_other_rank_has_one(tmp_path: Path) -> None:
 
 
 def test_rank_0s_warnings_are_shown_while_it_runs(tmp_path: Path) -> None:
-    process = start(2, tmp_path / "r", "print('careful', file=sys.stderr, flush=True); live(); time.sleep(60)")
+    process = start(2, tmp_path / "r", "print('careful', file=sys.stderr, flush=True); live(); stay()")
     assert process.stderr is not None
     assert process.stderr.readline() == "careful\n"
     process.terminate()
@@ -329,7 +332,7 @@ def test_ctrl_c_lets_the_ranks_save(tmp_path: Path) -> None:
             sys.exit(130)
         signal.signal(signal.SIGINT, save)
         live()
-        time.sleep(60)
+        stay()
     """
     process = start(2, tmp_path / "r", body)
     pids(tmp_path / "r", 2)
@@ -339,7 +342,7 @@ def test_ctrl_c_lets_the_ranks_save(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_before_the_ranks_are_ready_shows_no_traceback(tmp_path: Path) -> None:
-    process = start(2, tmp_path / "r", "live(); time.sleep(60)")
+    process = start(2, tmp_path / "r", "live(); stay()")
     numbers = pids(tmp_path / "r", 2)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=10)
@@ -373,7 +376,7 @@ def test_ranks_inherit_what_they_are_to_keep(tmp_path: Path) -> None:
 
 
 def test_sigterm_is_passed_on(tmp_path: Path) -> None:
-    body = "signal.signal(signal.SIGTERM, lambda *_: (print('bye', rank), sys.exit(0))); live(); time.sleep(60)"
+    body = "signal.signal(signal.SIGTERM, lambda *_: (print('bye', rank), sys.exit(0))); live(); stay()"
     process = start(2, tmp_path / "r", body)
     pids(tmp_path / "r", 2)
     process.terminate()
@@ -382,7 +385,7 @@ def test_sigterm_is_passed_on(tmp_path: Path) -> None:
 
 
 def test_sighup_is_passed_on_as_itself(tmp_path: Path) -> None:
-    body = "signal.signal(signal.SIGHUP, lambda *_: (print('bye', rank), sys.exit(129))); live(); time.sleep(60)"
+    body = "signal.signal(signal.SIGHUP, lambda *_: (print('bye', rank), sys.exit(129))); live(); stay()"
     process = start(2, tmp_path / "r", body)
     pids(tmp_path / "r", 2)
     process.send_signal(signal.SIGHUP)
@@ -401,7 +404,7 @@ def test_ctrl_c_is_heard_where_a_script_started_the_run_in_the_background(tmp_pa
     """A shell without job control has such processes ignore SIGINT; the supervisor hears it, and so do its ranks."""
     command = [
         *(sys.executable, "-c", IGNORING.format("signal.SIGINT"), "-c", SUPERVISOR.format(2)),
-        *rank_command(tmp_path / "r", "print(signal.getsignal(signal.SIGINT)); live(); time.sleep(60)"),
+        *rank_command(tmp_path / "r", "print(signal.getsignal(signal.SIGINT)); live(); stay()"),
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     numbers = pids(tmp_path / "r", 2)
@@ -442,7 +445,7 @@ def test_ctrl_z_suspends_the_ranks_too(tmp_path: Path) -> None:
 
 
 def test_no_orphans_when_the_supervisor_is_killed(tmp_path: Path) -> None:
-    body = "from colonnade.launch import launch; launch.connect(2, 'cpu'); live(); time.sleep(60)"
+    body = "from colonnade.launch import launch; launch.connect(2, 'cpu'); live(); stay()"
     process = start(2, tmp_path / "r", body)
     numbers = pids(tmp_path / "r", 2)
     process.kill()
@@ -502,7 +505,7 @@ def test_copies_in_memory_outlive_a_rank_that_fails(tmp_path: Path) -> None:
 def test_a_supervisor_that_is_killed_leaves_no_copies_in_memory(tmp_path: Path) -> None:
     """Nor a rank of which the guard knows: this one does not watch its supervisor, as others do from the beginning."""
     (tmp_path / "memory").mkdir()
-    command = [*rank_command(tmp_path / "r", "live(); time.sleep(60)")]
+    command = [*rank_command(tmp_path / "r", "live(); stay()")]
     process = subprocess.Popen([sys.executable, "-c", KEEPING, str(tmp_path / "memory"), *command])
     numbers = pids(tmp_path / "r", 1)
     end = time.monotonic() + 20

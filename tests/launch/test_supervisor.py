@@ -351,7 +351,8 @@ def test_a_run_that_is_asked_to_end_says_so(saves: bool, tmp_path: Path, capfd: 
     before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the run has not heard it"))
     try:
         with subprocess.Popen(["sh", "-c", asking]):
-            ended = run_on([0], program(f"{heard}\nopen(r'{tmp_path}/there', 'w').close(); time.sleep(60)"))
+            stays = "[time.sleep(0.05) for _ in range(1200)]"  # what comes just before a sleep is heard behind it
+            ended = run_on([0], program(f"{heard}\nopen(r'{tmp_path}/there', 'w').close(); {stays}"))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert (ended.status, ended.asked, capfd.readouterr().err) == (143, signal.SIGTERM, "")
