@@ -187,19 +187,15 @@ def profile(step: Callable[[], float], steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A plain PyTorch GPT-2, timed.")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--onednn", action="store_true", help="fp32 products by oneDNN (matmul precision medium)")
     parser.add_argument("--profile", action="store_true", help="print the operators that take the most time")
     task, line = read_task(parser)
     if num_ranks() > 1:
         start_gloo()
-    if line.onednn:
-        torch.set_float32_matmul_precision("medium")
     step = build_step(task, line.compile)
     if line.profile:
         profile(step, task.steps)
     else:
         name = "plain torch + compile" if line.compile else "plain torch"
-        name += " + oneDNN" if line.onednn else ""
         notes = {"tp": "DTensor, loss_parallel", "zero3": "FSDP2"}
         measure(step, task, peer=name, note=notes.get(task.mode, ""))
     if num_ranks() > 1:

@@ -4,7 +4,7 @@ Every row (precision × layout) runs its contestants in turn, A B C A B C …, e
 machine that slows down slows down all of them; a run before or behind which cores were slow is repeated. Writes
 `results/<date>-<machine>.json` (every run that counts) and `.md`.
 
-    python -m benchmarks.train_speed                          what this Python can import: about 25 minutes
+    python -m benchmarks.train_speed                          what this Python can import
     python -m benchmarks.train_speed --quick                  Colonnade and plain PyTorch, one round: a few minutes
     python -m benchmarks.train_speed --peer-python litgpt=/venvs/litgpt/bin/python --rows bf16-tp bf16-dp
     python -m benchmarks.train_speed --before ../parent --contestants colonnade     beside another checkout
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks import hardware, limits, speed_table
@@ -65,16 +65,20 @@ class Contestant:
 
 LAYOUTS = (("one", 2), ("one", 1), *((mode, 1) for mode in ("tp", "sp", "pp", "dp", "zero1", "zero2", "zero3")))
 ROWS = tuple(Row(dtype, mode, threads) for dtype in ("fp32", "bf16") for mode, threads in LAYOUTS)
-CONTESTANTS = (
-    Contestant("colonnade", "benchmarks.colonnade_step", "colonnade.train"),
+SWITCHED = "-onednn"
+PEERS = (
     Contestant("plain", "benchmarks.plain_gpt", "torch", ("one", "tp", "dp", "zero3")),
     Contestant("pipelining", "benchmarks.peers.torch_pipeline_step", "torch", ("pp",)),
     Contestant("compile", "benchmarks.plain_gpt", "torch", ("one", "dp"), ("--compile",)),
-    Contestant("compile-onednn", "benchmarks.plain_gpt", "torch", ("one", "dp"), ("--compile", "--onednn")),
     Contestant("transformers", "benchmarks.peers.transformers_step", "transformers", ("one", "dp")),
     Contestant("deepspeed", "benchmarks.peers.deepspeed_step", "deepspeed", ("one", "dp", "zero1", "zero2", "zero3")),
     Contestant("megatron", "benchmarks.peers.megatron_step", "megatron.core", ("one", "tp", "pp", "dp", "zero1")),
     Contestant("litgpt", "benchmarks.peers.litgpt_step", "litgpt", ("one", "dp")),
+)
+CONTESTANTS = (
+    Contestant("colonnade", "benchmarks.colonnade_step", "colonnade.train"),
+    *PEERS,
+    *(replace(peer, name=peer.name + SWITCHED, options=(*peer.options, "--onednn")) for peer in PEERS),
 )
 QUICK = ("colonnade", "plain", "compile", "pipelining")
 
@@ -87,7 +91,7 @@ def choose(line: argparse.Namespace) -> tuple[list[Contestant], list[str]]:
         raise SystemExit(f"--peer-python: no contestant {', '.join(sorted(unknown))}")
     present, absent = [], []
     for known in CONTESTANTS:
-        contestant = Contestant(**{**asdict(known), "python": pythons.get(known.name, known.python)})
+        contestant = replace(known, python=pythons.get(known.name.removesuffix(SWITCHED), known.python))
         if known.name not in line.contestants:
             continue
         if contestant.is_installed():
@@ -186,7 +190,13 @@ def read_line() -> argparse.Namespace:
     rows = [row.name for row in ROWS]
     parser.add_argument("--rows", nargs="+", choices=rows, default=rows, metavar="ROW", help=", ".join(rows))
     parser.add_argument("--contestants", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--peer-python", action="append", default=[], metavar="NAME=PATH", help="Python of one peer")
+    parser.add_argument(
+        "--peer-python",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="Python of one peer, with and without the switch",
+    )
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout, as a contestant")
     parser.add_argument("--rounds", type=int, help="times each contestant runs a row (3; quick: 1)")
     parser.add_argument("--steps", type=int, help="timed steps a run (10; quick: 5)")

@@ -108,11 +108,14 @@ def read_task(parser: argparse.ArgumentParser | None = None) -> tuple[Task, argp
     parser.add_argument("--tiny", action="store_true", help="a toy model: tries the script, measures nothing")
     parser.add_argument("--size", choices=SIZES, default="reference", help="the model")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--onednn", action="store_true", help="fp32 products by oneDNN (matmul precision medium)")
     line = parser.parse_args()
     size = SIZES["tiny" if line.tiny else line.size]
     if (line.mode == "one") != (num_ranks() == 1):
         parser.error(f"--mode {line.mode} does not go with {num_ranks()} rank(s); start two with torchrun")
     torch.set_num_threads(line.threads)
+    if line.onednn:
+        torch.set_float32_matmul_precision("medium")
     return Task(line.mode, line.dtype, line.threads, line.steps, line.warmup, device=line.device, **size), line
 
 
@@ -180,7 +183,7 @@ def measure(step: Callable[[], float], task: Task, *, peer: str, note: str = "")
         slowest = [max(times) for times in zip(*(times for times, _, _ in ranks), strict=True)]
         cpu = sum(cpu for _, cpu, _ in ranks)
         result = {
-            "peer": peer,
+            "peer": peer + (" + oneDNN" if torch.get_float32_matmul_precision() == "medium" else ""),
             **_layout(task),
             **_speed(slowest, task.tokens_per_step),
             "cpu_ms": round(1e3 * cpu / task.steps, 1),
