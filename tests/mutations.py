@@ -4713,7 +4713,7 @@ MUTATIONS = [
     Mutation(
         "a dry run sets damaged checkpoints aside",
         "train/loop.py",
-        "None if dry_run else damaged.look(config, mesh.world, monitor)",
+        "seen_behind_rollback(config, mesh.world) if dry_run else damaged.look(config, mesh.world, monitor)",
         "damaged.look(config, mesh.world, monitor)",
         ("tests/train/test_damaged.py",),
     ),
@@ -4736,6 +4736,20 @@ MUTATIONS = [
         "train/beginning.py",
         "rollbacks.unfinished(Path(config.run.folder)) if dry_run else None",
         "None",
+        ("tests/train/test_beginning.py",),
+    ),
+    Mutation(
+        "a dry run looks for damage in a checkpoint that the run would delete first",
+        "train/beginning.py",
+        "    return on_all_ranks(look, world)\n",
+        "    return None\n",
+        ("tests/train/test_beginning.py",),
+    ),
+    Mutation(
+        "a dry run does not look for damage in the checkpoint that a rollback returns to",
+        "train/beginning.py",
+        "looked_at(checkpoints(run) / folder_name(killed.to))",
+        "read_manifest(checkpoints(run) / folder_name(killed.to))",
         ("tests/train/test_beginning.py",),
     ),
     Mutation(

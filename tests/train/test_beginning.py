@@ -1,6 +1,7 @@
 """What is told of a run before its first step is what the run then does, whatever was changed on the way."""
 
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -191,6 +192,19 @@ def test_a_dry_run_tells_of_a_rollback_that_was_killed_and_leaves_its_rest_to_th
     corpus, world = open_corpus(config), Mesh().world
     assert course_of(config, corpus, world, dry_run=True).whole.train.steps == 8
     assert course_of(config, corpus, world).whole.train.steps == 6, "a run has finished the rollback before"
+
+
+@pytest.mark.parametrize(("damaged", "status"), [(4, 2), (6, 0)])
+def test_of_a_rollback_that_was_killed_a_dry_run_looks_at_the_checkpoint_that_the_run_would_read(
+    damaged: int, status: int, finished: Finished, run: Path
+) -> None:
+    """For damage that is seen without reading all of it; what the run would delete first is nobody's concern."""
+    write(run, [Rollback(to=4, id="it")])
+    path = run / "checkpoints" / f"step_0000000{damaged}"
+    os.truncate(path / "__0_0.distcp", 100)
+    told = forked("train", finished.config, f"run.folder={run}", "train.steps=8", "--dry-run")
+    assert told.status == status and ("go on from" in told.out) == (status == 0), told
+    assert (f"{path}/__0_0.distcp is damaged: it has 100 bytes" in told.err) == (status == 2)
 
 
 @pytest.mark.parametrize("has_begun", [True, False])

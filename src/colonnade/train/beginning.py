@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pydantic import TypeAdapter
 
 from colonnade.checkpoint.load import check_model
-from colonnade.checkpoint.manifest import read_manifest
+from colonnade.checkpoint.manifest import Manifest, looked_at, read_manifest
 from colonnade.checkpoint.names import folder_name, newest_step
 from colonnade.config.compare import model_metadata
 from colonnade.config.schema import Config
@@ -104,6 +104,19 @@ def beginning_of(config: Config, corpus: Corpus, course: Course, mesh: Mesh, ori
         return f"do nothing: {path} is at step {manifest.step:,}, and {none_better(since, train.patience)}"
     rollbacks.check_left(config, corpus, metadata, read(run))
     return f"go on from {path} with step {manifest.step + 1:,}"
+
+
+def seen_behind_rollback(config: Config, world: Axis) -> Manifest | None:
+    """What rank 0 reads of the checkpoint that the rest of a rollback that was killed would leave as the newest, if
+    there is one; every rank calls this. CheckpointError on all of them where that cannot be whole.
+    """
+    run = Path(config.run.folder)
+
+    def look() -> Manifest | None:
+        killed = None if world.rank else rollbacks.unfinished(run)
+        return None if killed is None else looked_at(checkpoints(run) / folder_name(killed.to))
+
+    return on_all_ranks(look, world)
 
 
 def _found(run: Path) -> Path | None:

@@ -31,7 +31,7 @@ from colonnade.mesh.collectives import all_reduce
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Axis, Mesh
 from colonnade.train import damaged, init_from, recovery, reference, same_run, shared_folder, taught
-from colonnade.train.beginning import Course, beginning_of, course_of
+from colonnade.train.beginning import Course, beginning_of, course_of, seen_behind_rollback
 from colonnade.train.best import LOSS, evaluations_since_best, none_better
 from colonnade.train.change import as_it_began
 from colonnade.train.corpus import Corpus, check_evaluations, open_together
@@ -124,7 +124,7 @@ def main(
         corpus = open_together(config, mesh.world)
         watched = within(config, corpus.vocab_size, mesh, device)
         with watched, closing(_monitor(config, mesh, corpus, device)) as monitor:
-            seen = None if dry_run else damaged.look(config, mesh.world, monitor)
+            seen = seen_behind_rollback(config, mesh.world) if dry_run else damaged.look(config, mesh.world, monitor)
             decision = settle(config, corpus.vocab_size, mesh.world, device, seen)
             drawn, products = begins(config, mesh.world, seen), decision.products
             if drawn:
