@@ -4725,6 +4725,13 @@ MUTATIONS = [
         ("tests/train/test_rollbacks.py",),
     ),
     Mutation(
+        "where the checkpoint of a first rollback is gone a later one that was killed is not finished",
+        "train/rollbacks.py",
+        "recorded[-1].to not in saved:",
+        "recorded[0].to not in saved:",
+        ("tests/train/test_rollbacks.py",),
+    ),
+    Mutation(
         "of a rollback that was killed the ranks of a dry run finish what their supervisor only told",
         "train/start.py",
         "        if is_first and not dry_run:\n",
@@ -10352,6 +10359,13 @@ MUTATIONS = [
         ("tests/train/test_step.py",),
     ),
     Mutation(
+        "a weight may lie at the place of another of its bucket",
+        "data_parallel/buckets.py",
+        "parameter.data_ptr() != begin + param.start * size and",
+        "not begin <= parameter.data_ptr() < begin + self.size * size and",
+        ("tests/data_parallel/test_buckets.py",),
+    ),
+    Mutation(
         "a weight without elements is said to have been moved",
         "data_parallel/buckets.py",
         " and parameter.numel() > 0\n",
@@ -12480,6 +12494,20 @@ MUTATIONS = [
         "train/monitor.py",
         "begins, ends = first > known,",
         "begins, ends = first > 1,",
+        ("tests/train/test_monitor.py",),
+    ),
+    Mutation(
+        "another event is taken for what was told of a file that was cut at its front",
+        "train/monitor.py",
+        'for each in objects_in(self._events) if each.get("event") == LOST)',
+        "for each in objects_in(self._events))",
+        ("tests/train/test_monitor.py",),
+    ),
+    Mutation(
+        "for its first step all of metrics.jsonl is read",
+        "train/monitor.py",
+        "next(filter(None, map(_step_of, each_line(metrics))), 0)",
+        "min(filter(None, map(_step_of, each_line(metrics))), default=0)",
         ("tests/train/test_monitor.py",),
     ),
     Mutation(

@@ -220,6 +220,15 @@ def test_weights_without_elements_lie_nowhere() -> None:
     )
 
 
+def test_a_weight_that_lies_in_its_bucket_at_anothers_place_is_missed() -> None:
+    """As of two layers of which one was given the other's tensor."""
+    (bucket,) = flatten({"head": weights({"a": (2, 3), "b": (2, 3)})}, Mesh().dp, storage())
+    one, other = (param.placement for param in bucket.ranges)
+    other.parameter.data = one.parameter.data
+    with pytest.raises(RuntimeError, match=f"^head.{other.name} does not lie in the memory"):
+        bucket.check_weights()
+
+
 def test_bf16_parameters_are_rounded_masters() -> None:
     gpt, buckets = flat_model(storage(torch.bfloat16))
     for bucket in buckets:

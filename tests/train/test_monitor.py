@@ -217,6 +217,7 @@ def test_a_file_that_was_cut_at_its_front_is_told_once_for_each_cut(
 ) -> None:
     """As by somebody who has kept the last lines, or by a rotation of logs."""
     file = tmp_path / "metrics.jsonl"
+    append(tmp_path / "events.jsonl", {"event": "another", "first": 9})
     for step in range(1, 7):
         monitor(tmp_path).step(numbers(step), 0.5)
     lines = file.read_bytes().splitlines(keepends=True)
@@ -236,9 +237,12 @@ def test_a_file_that_was_cut_at_its_front_is_told_once_for_each_cut(
         assert out.startswith(said) and bool(out) == bool(said)
     append(tmp_path / "events.jsonl", {"event": "numbers lost", "first": None})
     assert first_step(file) == 3 and first_step(tmp_path / "none") == 0
-    told = [(line["step"], line["first"], line["last"]) for line in events(tmp_path)[:-1]]
+    told = [(line["step"], line["first"], line["last"]) for line in events(tmp_path)[1:-1]]
     assert told == [(6, 2, 6), (6, 4, 5)]
     monitor(tmp_path).tell_lost()
+    read = iter([b"torn", b'{"step": 3}\n', b'{"step": 4}\n'])
+    monkeypatch.setattr(monitors, "each_line", lambda path: read)
+    assert first_step(file) == 3 and [*read] == [b'{"step": 4}\n'], "no more than its front is read"
     monkeypatch.setattr(monitors, "first_step", lambda file: pytest.fail("one rank reads it"))
     monitor(tmp_path, active=False).tell_lost()
 

@@ -272,7 +272,7 @@ def test_of_a_return_that_was_killed_a_dry_run_says_what_would_be_done(
 ) -> None:
     for gone in {2, 4, 6} - {*steps}:
         (run / "checkpoints" / f"step_0000000{gone}").rmdir()
-    rollbacks.write(run, [Rollback(to=2, skip=1, id="it")])
+    rollbacks.write(run, [Rollback(to=1, id="before"), Rollback(to=2, skip=1, id="it")])
     rollbacks.finish(run, dry_run=True)
     said = (
         "The rollback to step 2 would be finished first: the checkpoints of steps 4, 6 would be deleted. What follows "
