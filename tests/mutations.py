@@ -13337,8 +13337,8 @@ MUTATIONS = [
     Mutation(
         "a run's folder is named where its checkpoint has the tokenizer",
         "train/init_from.py",
-        "tokenizer_at=found,",
-        "tokenizer_at=path,",
+        "path=found,",
+        "path=path,",
         ("tests/train/test_init_from.py",),
     ),
     Mutation(

@@ -655,7 +655,7 @@ def test_who_may_teach_is_told_by_what_it_is(corpus: TinyCorpus, tmp_path: Path)
         teacher = config.model.model_copy(update={"seq_length": 16, **model})
         origin: Any = SimpleNamespace(
             path=Path("it"), labels=(), model={"vocab_size": tokens}, shapes=dict.fromkeys(weights),
-            tokenizer=lambda: theirs, tokenizer_at=Path("there"),
+            tokenizer=lambda: theirs,
         )  # fmt: skip
         own = SimpleNamespace(is_of=lambda theirs: theirs == "same")
         run: Any = SimpleNamespace(labels=(), vocab_size=275, tokenizer=own)
@@ -672,10 +672,10 @@ def test_who_may_teach_is_told_by_what_it_is(corpus: TinyCorpus, tmp_path: Path)
     assert said(275, "model.seq_length=17", position="rotary") == "", "any position"
     assert said(theirs=None) == "", "which tokenizer it had is not known"
     assert "tells 300 tokens apart, and the run's vocabulary has 275" in (told := said(300))
-    assert told.endswith("Use a teacher with the run's tokenizer, or the teacher's for the run (there).")
+    assert told.endswith("Use a teacher with the run's tokenizer, or the teacher's for the run (it).")
     assert (
         "another tokenizer than data.tokenizer" in (told := said(theirs="another"))
-        and "data.tokenizer = 'there', and" in told
+        and "data.tokenizer = 'it', and" in told
     )
     assert 'is a bert with head "pretraining", and the student a gpt' in said(kind="bert")
     assert 'is a gpt with head "preferences", and the student a gpt with head "pretraining"' in said(head="preferences")

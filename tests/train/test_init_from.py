@@ -207,8 +207,8 @@ def test_the_weights_of_a_run_are_those_of_its_newest_checkpoint_with_the_tokeni
 ) -> None:
     """Which is named where another is wanted. All files are looked at, unless another rank does."""
     origin = origin_at(finished.folder)
-    assert origin.path == origin.tokenizer_at == finished.newest
-    assert Tokenizer.load(origin.tokenizer_at).sha256 == origin.tokenizer()
+    assert origin.path == finished.newest
+    assert Tokenizer.load(origin.path).sha256 == origin.tokenizer()
     lacking = Path(shutil.copytree(finished.newest, tmp_path / finished.newest.name))
     (lacking / "__0_0.distcp").unlink()
     with pytest.raises(DamagedError, match=r"__0_0\.distcp is missing"):
@@ -290,7 +290,7 @@ def test_a_run_goes_on_beside_another_tokenizer_and_not_behind_an_error_of_the_p
         raise error
 
     nobodys: Any = SimpleNamespace(tokenizer=None)
-    origin = Origin(tmp_path, "a checkpoint", {}, {}, 0, lambda: None, tmp_path, lambda _: None, nothing_published)
+    origin = Origin(tmp_path, "a checkpoint", {}, {}, 0, lambda: None, lambda _: None, nothing_published)
     if isinstance(error, RuntimeError):
         with pytest.raises(RuntimeError, match="a bug"):
             init_from.compared(origin, nobodys, check, begins=False)
@@ -438,7 +438,7 @@ def test_another_tokenizer_must_agree_on_the_ids_that_both_have(
     content["model"]["vocab"] |= {names[40]: 41, names[41]: 40}
     content["model"]["merges"] = []
     (tmp_path / "other.json").write_text(json.dumps(content))
-    origin = Origin(source, "a checkpoint", {}, {}, 0, lambda: "?", source, lambda _: None, nothing_published)
+    origin = Origin(source, "a checkpoint", {}, {}, 0, lambda: "?", lambda _: None, nothing_published)
     with pytest.raises(CheckpointError, match="2 ids that both have: 40 is "):
         check_common_tokens(origin, Tokenizer.load(tmp_path / "other.json"))
     check_common_tokens(origin, Tokenizer.load(source))
@@ -455,9 +455,7 @@ def test_a_run_asks_for_tokens_alike_whether_or_not_it_may_resize(
     (tmp_path / "other.json").write_text(json.dumps(content))
     ours: Any = SimpleNamespace(tokenizer=Tokenizer.load(tmp_path / "other.json"))
     known = Tokenizer.load(finished.newest).sha256
-    origin = Origin(
-        finished.newest, "a checkpoint", {}, {}, 0, lambda: known, finished.newest, lambda _: None, nothing_published
-    )
+    origin = Origin(finished.newest, "a checkpoint", {}, {}, 0, lambda: known, lambda _: None, nothing_published)
     said = "differ in 2 ids that both have" if resize else "the same id would mean different text"
     with pytest.raises(CheckpointError, match=said):
         init_from._check_tokenizer(origin, ours, resize=resize)
@@ -480,7 +478,7 @@ def test_a_run_asks_for_tokens_alike_whether_or_not_it_may_resize(
 def test_of_weights_that_lack_some_or_rows_of_them_the_rest_is_drawn(
     shapes: dict[str, tuple[int, ...]], is_drawn: bool, tmp_path: Path
 ) -> None:
-    origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, lambda: None, tmp_path, lambda _: None, nothing_published)
+    origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, lambda: None, lambda _: None, nothing_published)
     assert origin.leaves_drawn({"table": Weight("table", (40, 8)), "bias": Weight("bias", (8,))}) == is_drawn
 
 
@@ -490,7 +488,7 @@ def test_a_frozen_weight_of_another_size_is_not_the_bases(tmp_path: Path) -> Non
     state: Any = SimpleNamespace(model=SimpleNamespace(architecture=SimpleNamespace(weights=lambda: weights)))
     shapes = {"same": (3, 2), "grown": (2, 2), "trained": (3, 2)}
     (tmp_path / "model.safetensors").touch()
-    origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, lambda: None, tmp_path, lambda _: None, nothing_published)
+    origin = Origin(tmp_path, "a checkpoint", {}, shapes, 0, lambda: None, lambda _: None, nothing_published)
     assert based_on(origin, state, Mesh().world).weights == {"same"}
 
 
@@ -518,7 +516,6 @@ def test_a_classifier_is_taken_where_its_numbers_mean_the_runs_labels(
         shapes,
         0,
         lambda: None,
-        tmp_path,
         lambda _: None,
         nothing_published,
         labels,

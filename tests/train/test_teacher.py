@@ -97,7 +97,6 @@ def test_a_teacher_of_other_tokens_goes_on_teaching_whom_it_has_taught(
         {},
         0,
         lambda: asked.append("tokenizer") or "another",
-        tmp_path,
         lambda _: None,
         nobody,
     )

@@ -51,6 +51,7 @@ class Origin:
     """Weights to begin from."""
 
     path: Path
+    """The folder that has them, and their tokenizer, if any has."""
     what: str
     """In words."""
     model: Mapping[str, Any]
@@ -61,8 +62,6 @@ class Origin:
     """Tensors that are no weights."""
     tokenizer: Callable[[], str | None]
     """Its fingerprint; None: unknown. CheckpointError where it cannot be read: weights alone are used without it."""
-    tokenizer_at: Path
-    """The folder that has it, if any has."""
     fill: Callable[[Sequence[Shard]], None]
     """Reads into shards; every rank calls it."""
     published_by: Callable[[Tokenizer | None, int], PublishedMetadata | None]
@@ -209,7 +208,6 @@ def _of_checkpoint(path: Path, found: Path | None, named_by: str, *, looks: bool
         shapes=weights,
         others=len(manifest.tensors) - len(weights),
         tokenizer=lambda: metadata.tokenizer_sha256,
-        tokenizer_at=found,
         fill=partial(_fill_from_checkpoint, found, manifest, tuple(weights)),
         published_by=partial(published_at, found, manifest),
         end_by=partial(end_behind, found, manifest),
@@ -232,7 +230,6 @@ def _of_published(path: Path) -> Origin:
         shapes={name: source.weight.shape for name, source in published.sources.items()},
         others=0,
         tokenizer=cache(partial(_fingerprint_in, path)),
-        tokenizer_at=path,
         fill=partial(_fill_from_published, published),
         published_by=partial(published_in, published),
         labels=published.labels,
@@ -308,13 +305,13 @@ def _check_tokenizer(origin: Origin, corpus: Corpus, *, resize: bool) -> None:
     else:
         raise CheckpointError(
             f"train.init_from = {str(origin.path)!r} has another tokenizer than data.tokenizer: the same id would mean "
-            f"different text. Set data.tokenizer = {str(origin.tokenizer_at)!r}, and make the token files with it."
+            f"different text. Set data.tokenizer = {str(origin.path)!r}, and make the token files with it."
         )
 
 
 def check_common_tokens(origin: Origin, ours: Tokenizer) -> None:
     """CheckpointError if an id means one token to the weights, and another to the run."""
-    before, after = Tokenizer.load(origin.tokenizer_at).names, ours.names
+    before, after = Tokenizer.load(origin.path).names, ours.names
     differing = [number for number, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
     if differing:
         first = differing[0]

@@ -188,7 +188,7 @@ def check_teacher(origin: Origin, model: ModelConfig, config: Config, corpus: Co
         raise ConfigError(
             f"{where} tells {size:,} tokens apart, and the run's vocabulary has {corpus.vocab_size:,}: what it says of "
             "a token has to be of the same token. Use a teacher with the run's tokenizer, or the "
-            f"teacher's for the run ({origin.tokenizer_at})."
+            f"teacher's for the run ({origin.path})."
         )
     if top_k is not None and top_k > corpus.vocab_size:
         raise ConfigError(
@@ -210,7 +210,7 @@ def check_tokenizer(origin: Origin, corpus: Corpus) -> None:
     if theirs is not None and ours is not None and not ours.is_of(theirs):
         raise ConfigError(
             f"distillation.teacher = {str(origin.path)!r} was trained with another tokenizer than data.tokenizer: the "
-            f"same id would mean different text. Set data.tokenizer = {str(origin.tokenizer_at)!r}, and make the token "
+            f"same id would mean different text. Set data.tokenizer = {str(origin.path)!r}, and make the token "
             "files with it."
         )
 
