@@ -13011,6 +13011,13 @@ MUTATIONS = [
         ("tests/planner/test_plan_command.py",),
     ),
     Mutation(
+        "a search cuts a teacher anew for each stage of each layout",
+        "planner/teacher.py",
+        "@cache\ndef _weights",
+        "def _weights",
+        ("tests/planner/test_teacher.py",),
+    ),
+    Mutation(
         "gradients that are not sent take their time on a link",
         "planner/waiting.py",
         "hop.on_link * hop.returns",

@@ -13,7 +13,7 @@ from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.planner import teacher as planner_teacher
 from colonnade.planner.memory import Memory
 from colonnade.planner.predict import predict
-from colonnade.planner.teacher import with_teacher
+from colonnade.planner.teacher import with_model, with_teacher
 from tests.parity.runs import Case, Way, configured
 from tests.runs import Finished
 from tests.tiny import TinyCorpus, write_config
@@ -166,6 +166,23 @@ def test_a_stage_is_predicted_with_its_own_part_of_a_teacher(monkeypatch: pytest
     alone, beside = (predict(each, 37, stage=stage, device=CPU) for each in (config, taught))
     assert beside == with_teacher(alone, taught, 37, stage=stage, device="cpu")
     assert (beside.activations > alone.activations) == (stage == 1), "the last stage has what the teacher says"
+
+
+def test_a_teacher_is_cut_once_for_all_stages_and_layouts_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search asks for each stage of each layout."""
+    cut, real = list[int](), planner_teacher.chunks
+    monkeypatch.setattr(planner_teacher, "chunks", lambda stated, way: cut.append(way.pp) or real(stated, way))
+    config = configured(Case(precision="bf16", num_layers=6, vocab_size=41), Way(pp=2, micro_batch_size=1))
+    taught = config.model_copy(update={"distillation": DistillationConfig(teacher="teacher")})
+    none, found = Memory(0, 0, 0, 0, 0, 0), []
+    for tp, pp, zero in ((1, 2, 0), (1, 4, 0), (1, 2, 1), (2, 2, 0)):
+        keys = {"tp": tp, "pp": pp, "zero": zero}
+        each = taught.model_copy(update={"parallel": config.parallel.model_copy(update=keys)})
+        found.append([with_model(none, each, config.model, 41, stage=at, device="cpu").parameters for at in range(pp)])
+    assert cut == [2, 4, 2] and found[0] == found[2] and sum(found[3]) < sum(found[0]) <= sum(found[1])
+    model = trained_architecture(config, 41)
+    held = [dict.fromkeys(b for unit in units for b in unit.buckets) for units in real(model, config.parallel)]
+    assert found[0] == [2 * sum(w.size for b in each for w in model.buckets[b]) for each in held]
 
 
 def test_without_a_teacher_nothing_is_added_and_one_that_cannot_be_read_has_no_weights(tmp_path: Path) -> None:

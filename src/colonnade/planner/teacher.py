@@ -1,6 +1,7 @@
 """What a teacher takes beside its student: its weights, and what it says of the micro-batches of a step."""
 
 from dataclasses import replace
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from colonnade.config.schema import Config, ParallelConfig
 from colonnade.errors import ColonnadeError
 from colonnade.model.precision import DTYPES
 from colonnade.model.transformer import residual_dtype
-from colonnade.pipeline.partition import chunks_of_stage
+from colonnade.pipeline.partition import chunks, chunks_of_stage
 from colonnade.planner.memory import Memory
 from colonnade.planner.stand_in import Device
 from colonnade.planner.step import BYTES
@@ -59,14 +60,14 @@ def with_model(
     train, parallel = config.train, config.parallel
     if config.distillation.teacher is None:
         return memory
-    weights = 0 if model is None else _weights(model, vocab_size, parallel, stage) * BYTES[train.precision]
+    each = (0,) * parallel.pp if model is None else _weights(model, vocab_size, parallel.tp, parallel.pp)
     microbatches = train.global_batch_size // (train.micro_batch_size * parallel.dp)
     is_last = stage + 1 == parallel.pp
     said = _said(config, model) if is_last else 0
     logits = _logits(config, vocab_size, device) if is_last and config.model.head == "pretraining" else 0
     return replace(
         memory,
-        parameters=memory.parameters + weights,
+        parameters=memory.parameters + each[stage] * BYTES[train.precision],
         activations=memory.activations + (said + _states(config, model, vocab_size, stage)) * microbatches,
         operators=memory.operators + _MATRICES * logits,
     )
@@ -103,9 +104,15 @@ def _states(config: Config, model: ModelConfig | None, vocab_size: int, stage: i
     return layers * sequences * config.model.seq_length * model.hidden_size * width
 
 
-def _weights(model: ModelConfig, vocab_size: int, parallel: ParallelConfig, stage: int) -> int:
-    """[elements] On a rank of this stage."""
+@cache
+def _weights(model: ModelConfig, vocab_size: int, tp: int, pp: int) -> tuple[int, ...]:
+    """[elements] On a rank of each stage."""
     architecture = architecture_of(model, vocab_size)
-    (units,) = chunks_of_stage(architecture, ParallelConfig(pp=parallel.pp), stage)
-    buckets = dict.fromkeys(bucket for unit in units for bucket in unit.buckets)
-    return sum(prod(each.local_shape(parallel.tp)) for bucket in buckets for each in architecture.buckets[bucket])
+    held = (
+        dict.fromkeys(bucket for unit in units for bucket in unit.buckets)
+        for units in chunks(architecture, ParallelConfig(pp=pp))
+    )
+    return tuple(
+        sum(prod(each.local_shape(tp)) for bucket in buckets for each in architecture.buckets[bucket])
+        for buckets in held
+    )
