@@ -13011,6 +13011,13 @@ MUTATIONS = [
         ("tests/planner/test_plan_command.py",),
     ),
     Mutation(
+        "a search's best layout is told against the memory of the device that was named, whatever --memory says",
+        "planner/search.py",
+        "planned = estimate(each.config, vocab_size, limited)",
+        "planned = estimate(each.config, vocab_size, hardware)",
+        ("tests/planner/test_search.py",),
+    ),
+    Mutation(
         "a search cuts a teacher anew for each stage of each layout",
         "planner/teacher.py",
         "@cache\ndef _weights",

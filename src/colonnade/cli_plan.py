@@ -69,7 +69,7 @@ def plan(
         bool, typer.Option("--search", help="Try layouts of these ranks, and print the best. Needs --hardware.")
     ] = False,
     memory: Annotated[
-        float | None, typer.Option(help="[GB] That a rank may take in a search. Unset: all.", show_default=False)
+        float | None, typer.Option(help="[GB] Of a device, for ranks of a search. Unset: all.", show_default=False)
     ] = None,
     keep: Keep = None,
     check: Annotated[

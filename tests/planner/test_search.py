@@ -539,6 +539,18 @@ def test_the_real_program_has_to_fit_what_was_asked_for() -> None:
         confirmed(Search(1000.0, [numbered(1.0, 900)]), 64, A100)
 
 
+def test_what_was_asked_for_stands_for_the_devices_memory_in_the_answer() -> None:
+    """Where the device that is named has less: another that is otherwise alike."""
+    small = A100.having(device__memory=1000)
+    searched = Search(1e9, [numbered(1.0, 900)])
+    best = confirmed(searched, 64, small)
+    assert 1000 < best.estimate.memory < 1e9
+    assert best.estimate.hardware == small.having(device__memory=1e9)
+    assert " of 1.00 GB of a device, " in as_text(searched, best, small, None)
+    told = json.loads(as_json(searched, best))["best"]["estimate"]
+    assert told["fits"] and told["room_bytes"] == 10**9 - best.estimate.memory
+
+
 def test_an_empty_search_says_what_emptied_it_and_by_how_much() -> None:
     with pytest.raises(LayoutError, match=r"none fits into 1.00 kB: memory is what none has. The least, .* more, with"):
         refuse_empty(replace(found(), limit=1000.0, fitting=[]), 2)

@@ -121,9 +121,10 @@ def confirmed(
     found: Search, vocab_size: int, hardware: Hardware, *, told: Callable[[int], object] = lambda _: None
 ) -> Confirmed:
     """The fastest of the finalists that fits. More are looked at where none of them does. `told`: how many have been,
-    before each.
+    before each. What a rank may take stands for the device's memory in what is planned.
     """
     best: Confirmed | None = None
+    limited = hardware.having(device__memory=found.limit)
     looked_at, ways = 0, set[object]()
     for each in found.fitting:
         if best is not None and looked_at >= FINALISTS:
@@ -132,7 +133,7 @@ def confirmed(
             if each.way in ways:
                 continue
         told(looked_at)
-        planned = estimate(each.config, vocab_size, hardware)
+        planned = estimate(each.config, vocab_size, limited)
         looked_at += 1
         ways.add(each.way)
         fits = planned.memory <= found.limit
