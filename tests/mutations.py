@@ -13011,6 +13011,13 @@ MUTATIONS = [
         ("tests/planner/test_plan_command.py",),
     ),
     Mutation(
+        "a plan takes groups whose links answer as soon for as fast",
+        "planner/cost.py",
+        "{self._link(group): group",
+        "{self._link(group)[0]: group",
+        ("tests/planner/test_cost.py",),
+    ),
+    Mutation(
         "a search's best layout is told against the memory of the device that was named, whatever --memory says",
         "planner/search.py",
         "planned = estimate(each.config, vocab_size, limited)",

@@ -244,6 +244,22 @@ def test_groups_along_an_axis_have_as_many_ranks_as_far_apart(ranks: Sequence[in
     assert cost.slowest("all_reduce", 10**6, ranks) == cost.move("all_reduce", 10**6, slowest)
 
 
+def test_a_group_beyond_a_switch_is_slower_than_one_between_machines() -> None:
+    """Of six groups of six in machines of eight the second is under one switch, the third under two."""
+    cost = Cost(A100.having(network__switch_nodes=2, network__oversubscription=4), 36)
+    under, beyond = (cost.move("all_reduce", 10**9, range(first, first + 6)) for first in (6, 12))
+    assert cost.slowest("all_reduce", 10**9, range(6)) == beyond > 2 * under
+
+
+def test_what_is_known_of_an_axis_is_taken_for_no_other() -> None:
+    """Of a network that is as fast as what links an island, and answers later."""
+    machine = A100.having(network__latency=1.0, network__bandwidth=1e15)
+    cost, axes = Cost(machine, 12), [(0, 1), (0, 3), (0, 6), (0, 1, 2), (0, 3, 6), (0, 2), (0, 1, 2, 3, 4, 5)]
+    found = [cost.slowest("all_reduce", 10**6, ranks) for ranks in axes]
+    assert found == [Cost(machine, 12).slowest("all_reduce", 10**6, ranks) for ranks in axes]
+    assert [each > 1.0 for each in found] == [False, True, True, True, True, False, True]
+
+
 def test_the_ends_of_three_stages_are_no_further_than_the_last_rank() -> None:
     """Of two ranks each, on one machine of six devices."""
     cost = Cost(A100.having(island__size=6, node__size=6, network__latency=1.0), 6)
