@@ -13018,6 +13018,13 @@ MUTATIONS = [
         ("tests/planner/test_cost.py",),
     ),
     Mutation(
+        "a plan does not say that times of GPUs are not measured",
+        "planner/estimate_report.py",
+        '* (hardware.kind == "cuda")),',
+        '* (hardware.kind == "cpu")),',
+        ("tests/planner/test_estimate_report.py",),
+    ),
+    Mutation(
         "a search's best layout is told against the memory of the device that was named, whatever --memory says",
         "planner/search.py",
         "planned = estimate(each.config, vocab_size, limited)",

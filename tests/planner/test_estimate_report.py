@@ -54,10 +54,11 @@ WALKS = {0: walked(1, 3 * 10**9, Action("B", 2), 70, 900), 1: walked(4, 5 * 10**
 
 
 def test_each_line_has_the_numbers_that_it_names() -> None:
-    first, _, memory, step, run, failures, whole, _, *shares = as_text(made(WALKS)).splitlines()
+    first, _, memory, step, times, run, failures, whole, _, *shares = as_text(made(WALKS)).splitlines()
     assert first == "on A100 80GB SXM, 8 ranks:"
     assert memory.split("fits: ")[1].startswith("5.00 GB of 80.0 GB of a device, 75.0 GB are left")
     assert step.split("step     ")[1] == "2.0 s, 500 tokens/s, MFU 20.0% of 312.5 TFLOP/s"
+    assert times == "  times    worked out from the figures of its file, published or assumed ([sources]), not measured"
     assert run.split("run      ")[1] == "44 steps, 40,000 tokens: 80.0 s"
     assert failures.split("failures ")[1] == (
         "one every 2.0 hours, 20.0% of the time is lost; a checkpoint every 10.0 minutes is best: "
@@ -65,6 +66,11 @@ def test_each_line_has_the_numbers_that_it_names() -> None:
     )
     assert whole.split("in all   ")[1] == "100.0 s, $800 at $3600 a device and hour"
     assert [line.strip() for line in shares] == ["75.0%  matrix products", "25.0%  collectives over ep"]
+
+
+def test_of_a_cpu_whose_figures_are_measured_nothing_is_said_of_where_times_are_from() -> None:
+    of_cpu, of_gpu = (as_text(replace(made(WALKS), hardware=hardware(name))) for name in ("cpu", "h100"))
+    assert "  times  " in of_gpu and "  times  " not in of_cpu
 
 
 def test_json_has_each_number_by_its_name_and_each_walk() -> None:

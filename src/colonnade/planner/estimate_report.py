@@ -19,6 +19,9 @@ WORDS = {
     "data": "reading data",
 }
 
+OF_A_GPU = "worked out from the figures of its file, published or assumed ([sources]), not measured"
+"""The times of a plan: `colonnade hardware` measures CPUs alone."""
+
 
 def as_text(found: Estimate) -> str:
     """Whether it fits, how fast it is, what for, and what it costs."""
@@ -30,6 +33,7 @@ def as_text(found: Estimate) -> str:
             f"  memory   {_fit(found)}",
             f"  step     {duration(found.seconds_per_step)}, {found.tokens_per_second:,.0f} tokens/s, "
             f"MFU {found.mfu:.1%} of {found.peak / 1e12:,.4g} TFLOP/s",
+            *([f"  times    {OF_A_GPU}"] * (hardware.kind == "cuda")),
             f"  run      {found.steps:,} steps, {found.tokens:,} tokens: {duration(found.days * 86400)}",
             f"  failures one every {duration(failures.between)}, {failures.lost:.1%} of the time is lost; a checkpoint "
             f"every {duration(failures.interval)} is best: checkpoint.every = {failures.best}",
