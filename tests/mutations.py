@@ -13011,6 +13011,20 @@ MUTATIONS = [
         ("tests/planner/test_plan_command.py",),
     ),
     Mutation(
+        "a search looks at the first of stages whose blocks are not trained alike",
+        "planner/compose.py",
+        "tuple(unit.kind for unit in units) for units",
+        "tuple(unit.usual_kind for unit in units) for units",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "all blocks are built to time one",
+        "planner/measure.py",
+        "[unit.name for unit in reversed(units.values())]",
+        "[unit.name for unit in architecture.units]",
+        ("tests/planner/test_measure.py",),
+    ),
+    Mutation(
         "a plan takes groups whose links answer as soon for as fast",
         "planner/cost.py",
         "{self._link(group): group",

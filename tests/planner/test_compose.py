@@ -293,6 +293,13 @@ def test_the_stage_that_takes_most_memory_counts(
     assert of.compose(way)[1] == pytest.approx(10**7 * kept, abs=2 * state)
 
 
+def test_a_stage_that_is_trained_counts_beside_one_with_as_many_frozen_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the third stage two blocks, of each two micro-batches live; the second keeps nothing."""
+    parts = PartsConfig(frozen=("embedding*", "blocks.[0-3].*"))
+    way = config(pp=4, cuts=(3, 2, 2, 1)).model_copy(update={"parts": parts})
+    assert of_heavy_blocks(monkeypatch, way).compose(way)[1] == pytest.approx(2 * 2 * 10**7, rel=0.1)
+
+
 def test_a_teachers_stages_are_none_of_the_students(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages with the same units of the student may have others of its teacher."""
     way = config(pp=4)

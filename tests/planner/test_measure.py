@@ -159,7 +159,8 @@ def test_what_is_frozen_runs_forward_alone(
 
 
 def test_adapters_are_timed_with_what_they_adapt(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ModelConfig(num_layers=1, hidden_size=16, num_heads=2, seq_length=8)
+    """Of all blocks the one that is timed is built."""
+    model = ModelConfig(num_layers=3, hidden_size=16, num_heads=2, seq_length=8)
     train = TrainConfig(steps=1, global_batch_size=1, micro_batch_size=1, device="cpu", threads=1)
     stated = with_adapters(architecture_of(model, 30), LoraConfig(rank=2, targets=("*.attention.*",)))
     trained: dict[str, list[str]] = {}
@@ -168,6 +169,7 @@ def test_adapters_are_timed_with_what_they_adapt(monkeypatch: pytest.MonkeyPatch
         trained[unit.name] = [
             name for name, each in built.get_submodule(unit.name).named_parameters() if each.requires_grad
         ]
+        assert not any(name.startswith(("blocks.1.", "blocks.2.")) for name, _ in built.named_parameters())
         return 1.0
 
     monkeypatch.setattr(measure, "_seconds", seconds)
