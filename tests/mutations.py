@@ -13377,6 +13377,13 @@ MUTATIONS = [
         ("tests/train/test_teacher.py",),
     ),
     Mutation(
+        "a token with a mark within it ends behind the mark",
+        "data/places.py",
+        "if token >= 0 and found[token, 1] == at:",
+        "if token >= 0 and found[token, 1] >= at:",
+        ("tests/data/test_places.py",),
+    ),
+    Mutation(
         "a run's folder is named where its checkpoint has the tokenizer",
         "train/init_from.py",
         "path=found,",

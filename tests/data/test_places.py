@@ -21,10 +21,19 @@ from colonnade.data.places import with_marks
         ("\U00011013\U00011046", [[0, 1]], [[0, 2]]),
         ("a\u200d\u0301\u200c", [[0, 1]], [[0, 4]]),
         ("a\u2060b", [[0, 1], [2, 3]], [[0, 1], [2, 3]]),
+        ("a\u0301bc\u0301", [[0, 4]], [[0, 5]]),
     ],
     ids=[
         *("between tokens", "a token of its own", "behind one that is", "before all tokens", "without any"),
-        *("behind white space", "spacing", "enclosing", "beyond 16 bits", "joiners", "another format character"),
+        *(
+            "behind white space",
+            "spacing",
+            "enclosing",
+            "beyond 16 bits",
+            "joiners",
+            "another format character",
+            "within a token",
+        ),
     ],
 )
 def test_a_mark_that_no_token_has_is_of_the_token_before_it(
