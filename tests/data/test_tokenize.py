@@ -588,7 +588,7 @@ def test_the_progress_bar_goes_to_standard_error(
     for progress in (False, True):
         tokenize_files([tmp_path / "a.jsonl"], tmp_path / f"{progress}", tokenizer, progress=progress)
         said = capsys.readouterr()
-        assert said.out == "" and ("1 documents" in said.err) == progress
+        assert said.out == "" and ("1 document ·" in said.err) == progress
 
 
 def test_what_was_made_is_told_in_lines() -> None:

@@ -458,6 +458,6 @@ def test_a_document_that_is_too_long_for_the_format(tmp_path: Path) -> None:
     check_lengths("x", [5, (1 << 31) - 1])
     with TokenFileWriter(tmp_path / "x", np.dtype("<u2")) as writer:
         writer.add_document([1, 2])
-        with pytest.raises(DataError, match=r"x, after 1 documents: a document, .* has 2,147,483,648 tokens"):
+        with pytest.raises(DataError, match=r"x, after 1 document: a document, .* has 2,147,483,648 tokens"):
             writer.add_documents(Endless(), np.array([5, 1 << 31]))  # type: ignore[arg-type]
     assert TokenFile(tmp_path / "x").num_tokens == 2

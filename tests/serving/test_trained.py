@@ -326,11 +326,11 @@ def test_evaluation_is_that_of_training(finished: Finished, corpus: TinyCorpus, 
 
 
 AS_TRAINED = {
-    "joined": [],
     "separate": ["data.documents=separate"],
+    "joined": [],
     "packed": ["data.documents=separate", "data.packing=best_fit"],
-    "labels that do not count": ["data.no_loss_on=[{common}]"],
     "all of it": ["data.documents=separate", "data.packing=best_fit", "data.no_loss_on=[{common}]"],
+    "labels that do not count": ["data.no_loss_on=[{common}]"],
 }
 
 

@@ -169,7 +169,7 @@ def _watch(display: Progress, task: TaskID, stage: CleaningStage, folder: Path, 
     while not over.wait(_POLL_SECONDS):
         done = so_far(folder, stage.name)
         speed = (done.documents - first.documents) / (time.perf_counter() - started)
-        display.update(task, completed=done.bytes, speed=f"{done.documents:,} documents · {speed:,.0f}/s")
+        display.update(task, completed=done.bytes, speed=f"{counted(done.documents, 'document')} · {speed:,.0f}/s")
 
 
 def summary(folder: Path, seconds: float | None) -> str:

@@ -342,5 +342,6 @@ class _Bar:
 
     def advance(self, read_bytes: int, documents: int, text_bytes: int) -> None:
         seconds = max(time.perf_counter() - self._started, 1e-9)
-        speed = f"{documents:,} documents · {documents / seconds:,.0f}/s · {text_bytes / 1e6 / seconds:.1f} MB/s"
+        each = f"{documents / seconds:,.0f}/s · {text_bytes / 1e6 / seconds:.1f} MB/s"
+        speed = f"{counted(documents, 'document')} · {each}"
         self._progress.update(self._task, advance=read_bytes, speed=speed)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colonnade.atomic import partial_path, put_on_disk, remove_partial_of
+from colonnade.config.numbers import counted
 from colonnade.data.indexed import HEADER, MAGIC, VERSION, TokenFile, Tokens, bin_path, code_of, idx_path, starts_of
 from colonnade.data.rejected import rejected_path
 from colonnade.data.sidecar import Sidecar, files_of, hash_file, merge_sidecars, read_sidecar, sidecar_path
@@ -63,7 +64,7 @@ class TokenFileWriter:
         self, tokens: Tokens, lengths: NDArray[np.integer], *, sequences: NDArray[np.integer] | None = None
     ) -> None:
         """Append many documents at once: their tokens end to end, the length of each sequence, sequences a document."""
-        check_lengths(f"{self.prefix}, after {self.num_documents:,} documents", lengths)
+        check_lengths(f"{self.prefix}, after {counted(self.num_documents, 'document')}", lengths)
         if tokens.dtype != self.dtype:
             self._check_range(tokens)
         with names(bin_path(self.prefix)):
