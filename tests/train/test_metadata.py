@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colonnade.checkpoint.manifest import Manifest, SavedFile
+from colonnade.checkpoint.manifest import Manifest, SavedFile, read_manifest, to_json
 from colonnade.checkpoint.names import MANIFEST
 from colonnade.config.load import load, to_toml
+from colonnade.config.schema import Config
 from colonnade.data.identity import identify
 from colonnade.data.indexed import DTYPES, TokenFile
 from colonnade.data.writer import TokenFileWriter
@@ -151,14 +152,18 @@ def test_a_configuration_that_is_not_the_one_that_was_written(config: Path, tmp_
     file.write_text(to_toml(load(config)))
     content = file.read_bytes()
     files = {"config.toml": SavedFile(len(content), hashlib.sha256(content).hexdigest())}
-    (tmp_path / MANIFEST).touch()
-    assert config_of(tmp_path, Manifest(1, {}, {}, files)) == load(config)
+
+    def found(files: dict[str, SavedFile]) -> Config:
+        (tmp_path / MANIFEST).write_text(to_json(Manifest(1, {}, {}, files)))
+        return config_of(tmp_path, read_manifest(tmp_path))
+
+    assert found(files) == load(config)
     file.write_bytes(content.replace(b"steps = 6", b"steps = 7"))
     with pytest.raises(CheckpointError, match=r"config\.toml is damaged: its bytes are not those that were written"):
-        config_of(tmp_path, Manifest(1, {}, {}, files))
+        found(files)
     with pytest.raises(CheckpointError, match=r"has no config\.toml, so its model is unknown"):
-        config_of(tmp_path, Manifest(1, {}, {}, {}))
+        found({})
     files = {"config.toml": SavedFile(2, hashlib.sha256(b"\xff\xfe").hexdigest())}
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(CheckpointError, match=r"config\.toml is damaged: it is not text"):
-        config_of(tmp_path, Manifest(1, {}, {}, files))
+        found(files)

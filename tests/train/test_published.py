@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from colonnade.checkpoint.manifest import Manifest, SavedFile
+from colonnade.checkpoint.manifest import Manifest, SavedFile, read_manifest, to_json
 from colonnade.checkpoint.names import MANIFEST
 from colonnade.data.tokenizer import Tokenizer
 from colonnade.errors import CheckpointError
@@ -23,12 +23,13 @@ NAMED, OWN = 4, 7
 def checkpoint(folder: Path, files: dict[str, Any] | None = None, **metadata: Any) -> Manifest:
     """With 10 tokens, and these files of JSON."""
     saved = {}
-    (folder / MANIFEST).touch()
     for name, content in (files or {}).items():
         text = json.dumps(content).encode()
         (folder / name).write_bytes(text)
         saved[name] = SavedFile(len(text), hashlib.sha256(text).hexdigest())
-    return Manifest(3, {"step": 3, "samples": 9, "model": {"vocab_size": 10}, **metadata}, {}, saved)
+    manifest = Manifest(3, {"step": 3, "samples": 9, "model": {"vocab_size": 10}, **metadata}, {}, saved)
+    (folder / MANIFEST).write_text(to_json(manifest))
+    return read_manifest(folder)
 
 
 def tokenizer(own: int | None = OWN) -> Any:
