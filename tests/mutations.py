@@ -11194,6 +11194,13 @@ MUTATIONS = [
         ("tests/pipeline/test_partition.py",),
     ),
     Mutation(
+        "a measurement of a held-out part is told with its protocol before it",
+        "serving/measure.py",
+        'found.line if found.protocol in ("perplexity", HELD_OUT) else',
+        'found.line if found.protocol == "perplexity" else',
+        ("tests/serving/test_measure.py",),
+    ),
+    Mutation(
         "a text is cut into documents as by default",
         "serving/measure.py",
         "cut=cut_of(trained.config.data),",

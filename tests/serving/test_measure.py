@@ -15,7 +15,7 @@ from colonnade.evaluation.perplexity import Perplexity
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh
 from colonnade.serving import measure
-from colonnade.serving.measured import Measured
+from colonnade.serving.measured import HELD_OUT, Measured
 from colonnade.serving.measurement import Measurement
 
 FOUND = Perplexity(loss=1.5, perplexity=4.5, bits_per_byte=2.25, tokens=30, bytes=60, words=10, word_perplexity=99.5)
@@ -87,7 +87,8 @@ def test_a_number_says_what_it_came_from(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_report_is_one_object_or_lines_with_notes(capsys: pytest.CaptureFixture[str]) -> None:
     overlaps: Any = SimpleNamespace(as_json=lambda: {"share": 0.5}, summary=lambda: "half of it")
-    for protocol, line in (("perplexity", "loss 1.5"), ("LAMBADA", "LAMBADA: loss 1.5")):
+    lines = {"perplexity": "loss 1.5", HELD_OUT: "loss 1.5", "LAMBADA": "LAMBADA: loss 1.5"}
+    for protocol, line in lines.items():
         found = Measured(protocol, {"window": 8}, {"loss": 1.5}, "loss 1.5", ("first", "second"))
         report = measure.Report(found, {"step": 7})
         report.show(as_json=True, overlaps=overlaps)
