@@ -24,23 +24,27 @@ import torch
 
 from benchmarks.hardware import ROOT, commit, cpu_name
 from benchmarks.peers.reference import DTYPES, Task
+from colonnade.config.model import ModelConfig
 from colonnade.kernels.attention import attend
 from colonnade.kernels.choice import Kernels, Products
 from colonnade.kernels.products import add_product_
 from colonnade.launch.freed_memory import keep_freed_memory
 from colonnade.mesh.mesh import Mesh
+from colonnade.model.mlp import MLP
 from colonnade.model.norm import Norm
 from colonnade.model.precision import DTYPES as TORCH_DTYPES
 from colonnade.tensor_parallel.cross_entropy import output_loss
+from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.products import prepare_here
 
-OUTPUT, WEIGHT, ATTENTION, NORM = (
+OUTPUT, WEIGHT, ATTENTION, NORM, ACTIVATION = (
     "output layer and loss, forward and backward",
     "linear layer: weight gradient",
     "attention, forward and backward",
     "LayerNorm, forward and backward",
+    "GELU, forward and backward",
 )
-EVERY = (OUTPUT, WEIGHT, ATTENTION, NORM)
+EVERY = (OUTPUT, WEIGHT, ATTENTION, NORM, ACTIVATION)
 
 
 def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], object]]:
@@ -62,8 +66,9 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
     q, k, v = (drawn(*heads).requires_grad_() for _ in range(3))  # [b, n, s, d]
     kernels = Kernels(weight_gradient="compiled", output="compiled", attention="compiled")
     products = Products(kernels, kernels, kernels)
-    norm = Norm(h, epsilon=1e-5)
-    norm.products = products  # set here: what another checkout is given it may not take
+    norm, mlp = Norm(h, epsilon=1e-5), MLP(ModelConfig(hidden_size=h), Parallel(Mesh().tp))
+    norm.products = mlp.products = products  # set here: what another checkout is given it may not take
+    inner = drawn(tokens, 1, mlp.up.weight.shape[0]).requires_grad_()
 
     def lost() -> None:
         weights = torch.full((tokens, 1), 1 / tokens)
@@ -78,11 +83,16 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
         y = norm(hidden, dtype)
         torch.autograd.grad(y, hidden, torch.ones_like(y))
 
+    def activated() -> None:
+        y = mlp._activated(inner)
+        torch.autograd.grad(y, inner, torch.ones_like(y))
+
     return {
         OUTPUT: lost,
         WEIGHT: lambda: add_product_(of_weight, outputs, inputs, "compiled"),
         ATTENTION: attended,
         NORM: normed,
+        ACTIVATION: activated,
     }
 
 

@@ -37,7 +37,7 @@ class Kernels:
     input_gradient: Kernel = "blas"
     weight_gradient: Kernel = "blas"
     """Adds up in fp32: its operands are never multiplied with a 16-bit result, so it is "compiled", never "native".
-    Where it is compiled, so are sums of 16-bit bias gradients, backward of norms, and AdamW."""
+    Where it is compiled, so are sums of 16-bit bias gradients, backward of norms, GELU, and AdamW."""
     output: Kernel = "blas"
     """All three products of the output layer, whose results are fp32 too; so it is never "native" either."""
     attention: Kernel = "blas"

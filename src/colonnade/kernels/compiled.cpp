@@ -1,4 +1,5 @@
-// Products with fp32 results, the exponentials of an output layer and their product, fused attention, and AdamW, for CPUs.
+// Products with fp32 results, the exponentials of an output layer and their product, fused attention, backward of norms, GELU,
+// and AdamW, for CPUs.
 //
 // torch's products of bf16 matrices come out in bf16 on a CPU, a softmax is three passes over logits that fit no cache, and
 // its fused attention multiplies slowly. The innermost kernel of a product is torch's own (oneDNN's brgemm, which sums in
@@ -573,7 +574,7 @@ constexpr float LEAST = -87.0f;  // exp of less is 0 here: it is no normal fp32 
 // exp(x) of x up to 88, off by 2e-7 of itself: 2ⁿ · exp(r) with |r| ≤ log(2)/2, the latter by Cephes' polynomial of degree 7.
 // What becomes of −inf on the way is not taken; a limit before the arithmetic, and GCC 12 leaves vectors for a loop that is
 // ten times as slow.
-inline float exponential(float x) {
+__attribute__((always_inline)) inline float exponential(float x) {
   const float n = std::nearbyintf(x * 1.44269504088896341f);
   const float r = std::fmaf(n, 2.12194440e-4f, std::fmaf(n, -0.693359375f, x));
   float p = 1.9875691500e-4f;
@@ -975,6 +976,17 @@ std::tuple<Tensor, Tensor, Tensor> attend_backward(const Tensor& dout, const Ten
 
 constexpr int64_t SHARE = 1 << 15;  // numbers that are worth a thread
 
+// f of a number of the type that x has.
+template <typename F>
+void with_numbers(const Tensor& x, F f) {
+  switch (x.scalar_type()) {
+    case at::kBFloat16: return f(at::BFloat16());
+    case at::kHalf: return f(at::Half());
+    case at::kFloat: return f(float());
+    default: TORCH_CHECK(false, "numbers of 16 or 32 bits");
+  }
+}
+
 // Gradients of y = (x − mean) · scale · weight + bias over rows of numbers; without a mean, of an RMSNorm.
 template <typename T>
 class NormBackward {
@@ -1050,15 +1062,90 @@ Tensor norm_backward(const std::optional<Tensor>& of_weight, const std::optional
   Tensor dx = at::empty(x.sizes(), x.options());
   float* weight_to = of_weight ? of_weight->mutable_data_ptr<float>() : nullptr;
   float* bias_to = of_bias ? of_bias->mutable_data_ptr<float>() : nullptr;
-  const auto run = [&]<typename T>(T) {
+  with_numbers(x, [&]<typename T>(T) {
     if (x.numel() > 0) NormBackward<T>(grad, x, weight, mean, scale, dx).run(weight_to, bias_to);
-  };
-  switch (x.scalar_type()) {
-    case at::kBFloat16: run(at::BFloat16()); break;
-    case at::kHalf: run(at::Half()); break;
-    case at::kFloat: run(float()); break;
-    default: TORCH_CHECK(false, "numbers of 16 or 32 bits");
+  });
+  return dx;
+}
+
+// --- activation functions ---------------------------------------------------------------------------------------------
+
+struct Point {
+  float value, slope;
+};
+
+constexpr float ROOT_HALF = 0.707106781f, ROOT_2_OVER_PI = 0.797884561f, CUBE = 0.044715f;
+
+// x Φ(x), and its derivative Φ(x) + x φ(x). The smaller of Φ(x) and Φ(−x) is exp(−x²/2) times a polynomial of degree 5, off
+// by 8e-8 (Abramowitz and Stegun, 7.1.26).
+struct ExactGelu {
+  __attribute__((always_inline)) static Point at(float x) {
+    const float t = 1.0f / (1.0f + 0.3275911f * ROOT_HALF * std::fabs(x)), e = exponential(-0.5f * x * x);
+    float p = 1.061405429f;
+    p = std::fmaf(p, t, -1.453152027f);
+    p = std::fmaf(p, t, 1.421413741f);
+    p = std::fmaf(p, t, -0.284496736f);
+    p = std::fmaf(p, t, 0.254829592f);
+    const float beyond = 0.5f * p * t * e, below = x < 0.0f ? beyond : 1.0f - beyond;
+    return {x * below, below + 0.5f * ROOT_2_OVER_PI * x * e};
   }
+};
+
+// x σ(2u), and its derivative, with u = √(2/π) (x + 0.044715 x³): as x (1 + tanh u) / 2.
+struct TanhGelu {
+  __attribute__((always_inline)) static Point at(float x) {
+    const float u = ROOT_2_OVER_PI * x * (1.0f + CUBE * x * x), e = exponential(-2.0f * std::fabs(u));
+    const float beyond = e / (1.0f + e), below = x < 0.0f ? beyond : 1.0f - beyond;
+    const float slope = 2.0f * ROOT_2_OVER_PI * (1.0f + 3.0f * CUBE * x * x);
+    return {x * below, below + x * (beyond - beyond * beyond) * slope};  // a product with 0 first
+  }
+};
+
+// y = f(x) by F, and below dx = g · f'(x). (What F calls is always inlined: GCC 12 makes no vectors of a loop with a call.)
+template <typename T, typename F>
+void activate(const Number<T>* from, Number<T>* to, int64_t size) {
+  at::parallel_for(0, size, SHARE, [&](int64_t begin, int64_t end) {
+    const Number<T>* __restrict x = from;
+    Number<T>* __restrict y = to;
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) y[i] = stored<T>(F::at(computed<T>(x[i])).value);
+  });
+}
+
+template <typename T, typename F>
+void activate_backward(const Number<T>* grad, const Number<T>* from, Number<T>* to, int64_t size) {
+  at::parallel_for(0, size, SHARE, [&](int64_t begin, int64_t end) {
+    const Number<T>*__restrict g = grad, *__restrict x = from;
+    Number<T>* __restrict dx = to;
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) dx[i] = stored<T>(computed<T>(g[i]) * F::at(computed<T>(x[i])).slope);
+  });
+}
+
+// GELU of x in bf16, fp16 or fp32, computed in fp32; exact, or by tanh.
+Tensor gelu(const Tensor& x, bool tanh) {
+  TORCH_CHECK(x.is_contiguous(), "numbers in one piece");
+  Tensor y = at::empty(x.sizes(), x.options());
+  with_numbers(x, [&]<typename T>(T) {
+    const auto* from = static_cast<const Number<T>*>(x.const_data_ptr());
+    auto* to = static_cast<Number<T>*>(y.mutable_data_ptr());
+    tanh ? activate<T, TanhGelu>(from, to, x.numel()) : activate<T, ExactGelu>(from, to, x.numel());
+  });
+  return y;
+}
+
+// The gradient of x.
+Tensor gelu_backward(const Tensor& grad, const Tensor& x, bool tanh) {
+  TORCH_CHECK(grad.sizes() == x.sizes() && grad.scalar_type() == x.scalar_type(), "a gradient like x");
+  TORCH_CHECK(grad.is_contiguous() && x.is_contiguous(), "numbers in one piece");
+  Tensor dx = at::empty(x.sizes(), x.options());
+  with_numbers(x, [&]<typename T>(T) {
+    const auto* g = static_cast<const Number<T>*>(grad.const_data_ptr());
+    const auto* from = static_cast<const Number<T>*>(x.const_data_ptr());
+    auto* to = static_cast<Number<T>*>(dx.mutable_data_ptr());
+    tanh ? activate_backward<T, TanhGelu>(g, from, to, x.numel())
+         : activate_backward<T, ExactGelu>(g, from, to, x.numel());
+  });
   return dx;
 }
 
@@ -1138,6 +1225,8 @@ TORCH_LIBRARY(colonnade, library) {
   library.def(
       "norm_backward(Tensor(a!)? of_weight, Tensor(b!)? of_bias, Tensor grad, Tensor x, Tensor weight, Tensor? mean, "
       "Tensor scale) -> Tensor");
+  library.def("gelu(Tensor x, bool tanh) -> Tensor");
+  library.def("gelu_backward(Tensor grad, Tensor x, bool tanh) -> Tensor");
   library.def(
       "adamw_(Tensor(a!) weights, Tensor gradients, Tensor(b!) mean, Tensor(c!) square, Tensor(d!)? rounded, "
       "float factor, float learning_rate, float beta1, float beta2, float epsilon, float weight_decay, int step) -> ()");
@@ -1150,5 +1239,7 @@ TORCH_LIBRARY_IMPL(colonnade, CPU, library) {
   library.impl("attend", attend);
   library.impl("attend_backward", attend_backward);
   library.impl("norm_backward", norm_backward);
+  library.impl("gelu", gelu);
+  library.impl("gelu_backward", gelu_backward);
   library.impl("adamw_", adamw_);
 }

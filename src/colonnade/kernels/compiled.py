@@ -4,8 +4,8 @@ They are never needed: what they compute is computed without them too, more slow
 16-bit matrices with an fp32 result, so all that is summed in fp32 (weight gradients, the output layer) is otherwise
 multiplied in fp32: with AMX or avx512_bf16 half as fast as the processor can, or less. Its fused attention takes
 several times as long as its products should, its softmax of an output layer's logits reads them from memory, backward
-of its LayerNorm wants copies in fp32, and its AdamW writes scaled gradients back and leaves the rounding of weights to
-another pass.
+of its LayerNorm wants copies in fp32, its GELU by tanh is slow, and its AdamW writes scaled gradients back and leaves
+the rounding of weights to another pass.
 Where there are no units for 16 bits, these are widened a block at a time, and no copy of a matrix is made.
 
     prepare(folder, processor)    once in a process: compile them, or find them compiled, and load them
@@ -14,6 +14,7 @@ Where there are no units for 16 bits, these are widened a block at a time, and n
     output_exponentials_          of an output layer's logits, which are nowhere whole, and their product with its table
     attend, attend_backward       fused attention
     norm_backward                 backward of a LayerNorm or an RMSNorm
+    gelu, gelu_backward           exact, or by tanh
     adamw_                        one pass of the optimizer, which rounds the new weights too
 
 Loaded kernels are operators of torch (`torch.ops.colonnade`), so torch alone knows whether a process has them.
@@ -182,6 +183,18 @@ def norm_backward(
     found: Tensor = torch.ops.colonnade.norm_backward(
         of_weight, of_bias, grad.contiguous(), x.contiguous(), weight, mean, scale
     )
+    return found
+
+
+def gelu(x: Tensor, *, tanh: bool) -> Tensor:
+    """x Φ(x), or by tanh: [...] in bf16, fp16 or fp32 -> the same. Computed in fp32 and rounded once."""
+    found: Tensor = torch.ops.colonnade.gelu(x.contiguous(), tanh)
+    return found
+
+
+def gelu_backward(grad: Tensor, x: Tensor, *, tanh: bool) -> Tensor:
+    """The gradient of x, given that of its GELU: [...] each, in one type."""
+    found: Tensor = torch.ops.colonnade.gelu_backward(grad.contiguous(), x.contiguous(), tanh)
     return found
 
 

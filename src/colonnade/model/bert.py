@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from colonnade.architecture.statement import vocab_rows_per_rank
 from colonnade.config.model import ModelConfig
+from colonnade.kernels.gelu import gelu
 from colonnade.kernels.mask import Pairs
 from colonnade.mesh.collectives import reduce_from
 from colonnade.model.inputs import Inputs
@@ -80,7 +81,7 @@ class BertHead(Head):
 
     def transformed(self, x: Tensor) -> Tensor:
         """[..., h] -> [..., h]: what the output layer reads."""
-        y: Tensor = self.dense_norm(nn.functional.gelu(self.dense(x), approximate=self.approximation))
+        y: Tensor = self.dense_norm(gelu(self.dense(x), self.approximation, self.parallel.products))
         return y
 
     def read_by_output(self, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from colonnade.architecture.sites import MLP_HIDDEN
 from colonnade.config.model import ModelConfig
+from colonnade.kernels.gelu import gelu
 from colonnade.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear, columns
 from colonnade.tensor_parallel.parallel import Parallel
 
@@ -23,7 +24,7 @@ class MLP(nn.Module):
     def __init__(self, model: ModelConfig, parallel: Parallel) -> None:
         super().__init__()
         h, f, bias = model.hidden_size, model.ffn, model.bias
-        self.probe = parallel.probe
+        self.probe, self.products = parallel.probe, parallel.products
         self.activation, self.approximation = model.activation, GELU.get(model.activation, "none")
         self.gate = ColumnParallelLinear(h, f, parallel, bias=bias) if model.is_gated else None
         self.up = ColumnParallelLinear(h, f, parallel, bias=bias)
@@ -49,4 +50,4 @@ class MLP(nn.Module):
             return nn.functional.relu(x)
         if self.activation == "swiglu":
             return nn.functional.silu(x)
-        return nn.functional.gelu(x, approximate=self.approximation)
+        return gelu(x, self.approximation, self.products)
