@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from colonnade.config.load import load
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig
 from colonnade.planner.pipeline import PipelinePlan, plan_pipeline
@@ -83,6 +84,25 @@ def test_other_cuts_are_pointed_out_only_where_they_help() -> None:
     mended = plan_pipeline(SMALL, parallel, num_microbatches=8, vocab_size=5000)
     assert mended.bubble == heavy_head.bubble_by_work
     assert "parallel.cuts" not in as_text(mended)
+
+
+def test_the_laptop_example_has_the_cuts_that_its_plan_advises() -> None:
+    """With the vocabulary that its first lines make; and it says how long stages wait with them, and without."""
+    example = PAGE.parents[1] / "examples" / "laptop-3d.toml"
+    text, config = example.read_text(), load(example)
+    (size,) = re.findall(r"--vocab-size (\d+)", text)
+    own, without = (
+        plan_pipeline(
+            config.model,
+            parallel,
+            num_microbatches=config.train.num_microbatches(parallel.dp),
+            vocab_size=int(size),
+        )
+        for parallel in (config.parallel, config.parallel.model_copy(update={"cuts": ()}))
+    )
+    assert f"parallel.cuts=[{','.join(map(str, config.parallel.cuts))}]" in as_text(without)
+    assert "less waiting" not in as_text(own)
+    assert f"stages wait {own.bubble:.1%} of the time, not {without.bubble:.1%}" in text.replace(" %", "%")
 
 
 @pytest.mark.parametrize(("less", "is_told"), [(0.011, True), (0.009, False), (-0.1, False)])
