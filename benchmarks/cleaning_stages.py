@@ -1,14 +1,15 @@
 """What does each stage of a cleaning run cost, how does that grow, and what would it be for 10 TB on 64 nodes?
 
-    python -m benchmarks.cleaning_stages INPUT… --tokenizer TOKENIZER [--test SET.jsonl] [--megabytes 5 20 80]
-        [--tasks 64 256 1024 4096] [--folder FOLDER] [--output OUT.md]
+    python -m benchmarks.cleaning_stages INPUT… --tokenizer TOKENIZER [--test SET.jsonl] [--megabytes 1.5 5 20]
+        [--tasks 64 256 1024 4096] [--storage 1] [--latency 1] [--folder FOLDER] [--output OUT.md]
 
 The input's documents, cut to the length of web pages, and changed copies of a tenth of them are cleaned at three sizes
-in tasks of 256 KiB, and at the largest in tasks of 16 MiB too; each run in a process of its own, whose processor time,
-bytes (/proc/self/io), resident memory, open descriptors and files are taken stage by stage. What comparing costs with
-so and so many tasks is measured apart, on made-up signatures. Seconds and bytes are fitted as a · MB + b · tasks, and a
-constant where a stage has tasks of its own number (least squares, none below 0); memory likewise. From that is computed
-what 10 TB take in tasks of 256 MiB, the default run.piece_bytes.
+in tasks of 256 KiB; the largest in tasks of 16 MiB too; the two largest in some 320 tasks, up to `group`, since runs of
+more than 64 have a stage `gather`. Each run is a process of its own, whose processor time, bytes
+(/proc/self/io), metadata operations, resident memory, open descriptors and files are taken stage by stage. What
+comparing costs with so and so many tasks is measured apart, on made-up signatures; and what `gather` and `group` take
+of as many bands and pairs as they hold at a time, which the runs are too small for. What that is for 10 TB is computed
+by `benchmarks.cleaning_page`, which does so again from the .json beside OUT.md, with other storage.
 """
 
 from __future__ import annotations
@@ -20,22 +21,34 @@ import json
 import multiprocessing
 import os
 import random
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from itertools import combinations
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.hardware import command_line, commit, cpu_name, describe
+from benchmarks.cleaning_page import (
+    DOCUMENTS_PER_TASK,
+    LARGE_SPLIT_BYTES,
+    MANY_TASKS,
+    PAGE,
+    SPLIT_BYTES,
+    Bulk,
+    Comparing,
+    Cost,
+    add_options,
+    comparing_table,
+    page,
+)
+from benchmarks.hardware import command_line, describe
 from benchmarks.minhash_speed import changed_copies
-from colonnade.corpus.components import PAIR
+from colonnade.corpus.components import PAIR, decided
 from colonnade.corpus.documents import read_documents
 from colonnade.corpus.duplicates import (
     Comparison,
@@ -45,6 +58,7 @@ from colonnade.corpus.duplicates import (
     RemoveDuplicates,
     drops_path,
     pairs_path,
+    read_pairs,
     sign_folder,
 )
 from colonnade.corpus.load import build
@@ -52,76 +66,64 @@ from colonnade.corpus.minhash import Bands
 from colonnade.corpus.plan import keep_plan, make_plan
 from colonnade.corpus.recipe import DeduplicateStep, Recipe
 from colonnade.corpus.run import run_stage
-from colonnade.corpus.signatures import SignatureWriter, num_gathered
+from colonnade.corpus.signatures import (
+    ENTRY,
+    FAN_IN,
+    OWN,
+    SignatureWriter,
+    Source,
+    gather,
+    gathered_path,
+    num_gathered,
+    signature_path,
+)
 from colonnade.corpus.stages import stages
 from colonnade.corpus.step import Setting
 from colonnade.data.cleaning import Tokenizers
-from colonnade.data.token_stages import JOINED
 from colonnade.lock import locked
 
-SPLIT_BYTES, LARGE_SPLIT_BYTES = 256 << 10, 16 << 20
-TOTAL_BYTES, NODES, CORES, TASK_BYTES = 10e12, 64, 32, 256 << 20
-NUM_TASKS = round(TOTAL_BYTES / TASK_BYTES)
-PAGE = 5_000  # characters of a document, about
-SINGLE = ("group", "account", "list")
-DOCUMENTS_PER_TASK, SHINGLES, SAMPLED = 4, 40, 8
+SHINGLES, SAMPLED = 40, 8
+ENTRIES = 250_000  # of a task's bands: 192 MB in FAN_IN files, gathered in three parts
+PAIRS, TIMES = 100_000, 16  # of a task: 256 MB in FAN_IN files; each pair is found by so many tasks
+BY_NAME = {"open", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir"}
 
 
-@dataclass(frozen=True)
-class Cost:
-    """A stage of one run."""
+class Operations:
+    """Counts, from now on, what this process asks of files by name: that they be opened, renamed, removed, listed."""
 
-    stage: str
-    megabytes: float
-    run_tasks: int
-    """Of the run: of its stage `documents`."""
-    tasks: int
-    seconds: float
-    """Of processor time."""
-    read: float
-    """[MB]"""
-    written: float
-    """[MB]"""
-    memory: float
-    """[MB] The most that the process had resident."""
-    descriptors: int
-    """The most that were open."""
-    files: int
-    """More in the folder of the result than before."""
+    def __init__(self, *places: str) -> None:
+        """`places`: files, and folders with all below. What is removed counts wherever it is."""
+        self.count, self._places = 0, places
+        sys.addaudithook(self._note)
 
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in BY_NAME and (event in ("os.remove", "os.rmdir") or self._is_below(arguments[0])):
+            self.count += 1
 
-@dataclass(frozen=True)
-class Comparing:
-    """Processor seconds of the stages that look at all tasks."""
-
-    num_tasks: int
-    gather: float
-    """Per file of 64 tasks."""
-    match: float
-    """Per task."""
-    group: float
-    finish: float
-    """To find out what is dropped, per task."""
+    def _is_below(self, name: Any) -> bool:
+        return isinstance(name, str | bytes | os.PathLike) and os.fsdecode(name).startswith(self._places)
 
 
 class Watch:
     """What a piece of work takes of this process."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._over, self.descriptors = folder, threading.Event(), 0
+    def __init__(self, folder: Path, operations: Operations) -> None:
+        self._folder, self._operations = folder, operations
+        self._over, self.descriptors = threading.Event(), 0
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory starts anew
-        self._files, self._io, self._started = _num_files(folder), _io(), time.process_time()
-        self._thread = threading.Thread(target=self._count, daemon=True)
+        self._files, self._count, self._io = _num_files(folder), operations.count, _io()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._started = time.process_time()
         self._thread.start()
 
-    def _count(self) -> None:
+    def _look(self) -> None:
         while not self._over.wait(0.005):
             self.descriptors = max(self.descriptors, len(os.listdir("/proc/self/fd")) - 1)
 
     def stop(self) -> dict[str, Any]:
-        seconds, io = time.process_time() - self._started, _io()
+        seconds, io, operations = time.process_time() - self._started, _io(), self._operations.count - self._count
         self._over.set()
         self._thread.join()
         memory = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
@@ -129,6 +131,7 @@ class Watch:
             "seconds": seconds,
             "read": (io[0] - self._io[0]) / 1e6,
             "written": (io[1] - self._io[1]) / 1e6,
+            "operations": operations,
             "memory": int(memory.split()[1]) * 1024 / 1e6,
             "descriptors": self.descriptors,
             "files": _num_files(self._folder) - self._files,
@@ -169,29 +172,35 @@ def _cut(text: str) -> Iterator[str]:
         yield "\n\n".join(kept)
 
 
-def measured(source: Path, split_bytes: int, tokenizer: str, test: str | None, folder: str | None) -> list[Cost]:
-    """The stages of one run over some texts."""
+def measured(
+    source: Path, split_bytes: int, last: str, tokenizer: str, test: str | None, folder: str | None
+) -> list[Cost]:
+    """The stages of one run over some texts, up to the last that is wanted."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
+        place = Path(name).resolve()
         content: dict[str, Any] = {
             "run": {"workers": 1, "piece_bytes": split_bytes, "tokenizer": tokenizer},
             "read": {"paths": [str(source)]},
-            "write": {"folder": str(Path(name) / "out")},
+            "write": {"folder": str(place / "out")},
             "filter": {"quality": ["gopher", "repetition", "c4"]},
             **{section: {} for section in ("repair", "language", "deduplicate", "split", "tokenize")},
             **({"decontaminate": {"tests": {"test": test}}} if test else {}),
         }
-        return _stages(build(content), source.stat().st_size / 1e6)
+        operations = Operations(str(place), str(source), *([test] if test else []))
+        return _stages(build(content), source.stat().st_size / 1e6, last, operations)
 
 
-def _stages(recipe: Recipe, megabytes: float) -> list[Cost]:
+def _stages(recipe: Recipe, megabytes: float, last: str, operations: Operations) -> list[Cost]:
     found, folder = [], Path(recipe.write.folder)
     with locked(folder / "state", "a benchmark") as lock:
         plan = keep_plan(make_plan(recipe), recipe)
         for stage in stages(recipe, plan, Tokenizers()):
-            watch = Watch(folder)
+            watch = Watch(folder, operations)
             run_stage(recipe, stage, plan, folder, lock, progress=False)
             found.append(Cost(stage.name, megabytes, len(plan.tasks), stage.tasks, **watch.stop()))
             print(found[-1], flush=True)
+            if stage.name == last:
+                break
     return found
 
 
@@ -213,7 +222,7 @@ def comparing(num_tasks: int, folder: str | None) -> Comparing:
                 number += 1
             writer.close()
         files = num_gathered(num_tasks)
-        gather = _seconds(lambda rank: Gather("gather", comparison).run(rank=rank), range(files))
+        gathered = _seconds(lambda rank: Gather("gather", comparison).run(rank=rank), range(files))
         ranks = range(0, num_tasks, max(1, num_tasks // SAMPLED))
         match = _seconds(lambda rank: Match("match", comparison).run(rank=rank, world_size=num_tasks), ranks)
         for task in range(num_tasks):
@@ -223,7 +232,7 @@ def comparing(num_tasks: int, folder: str | None) -> Comparing:
         assert drops_path(place).stat().st_size, "there are near-duplicates"
         remove = RemoveDuplicates(comparison, Setting(place, 5))
         finish = _seconds(lambda rank: remove.prepare(rank), ranks)
-    return Comparing(num_tasks, gather, match, group, finish)
+    return Comparing(num_tasks, gathered, match, group, finish)
 
 
 def _seconds(run: Callable[[int], Any], ranks: Sequence[int]) -> float:
@@ -235,136 +244,68 @@ def _seconds(run: Callable[[int], Any], ranks: Sequence[int]) -> float:
     return (time.process_time() - started) / max(len(ranks), 1)
 
 
-def fitted(facts: Sequence[Sequence[float]], values: Sequence[float]) -> NDArray[np.float64]:
-    """The factors of the facts in the values: least squares, none below 0."""
-    known, wanted = np.array(facts, float), np.array(values)
-    best, least = np.zeros(known.shape[1]), float("inf")
-    columns = range(known.shape[1])
-    for chosen in (list(each) for count in columns for each in combinations(columns, count + 1)):
-        answer = np.zeros(known.shape[1])
-        answer[chosen] = np.linalg.lstsq(known[:, chosen], wanted, rcond=None)[0]
-        error = float(((known @ answer - wanted) ** 2).sum())
-        if (answer >= 0).all() and error < least - 1e-9 * float((wanted**2).sum()):
-            best, least = answer, error
-    return best
+def gathering(folder: str | None) -> Bulk:
+    """Gathers made-up bands of FAN_IN tasks, more than are sorted at a time."""
+    draw = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        place = Path(name)
+        sources = [Source(OWN + task, place, task) for task in range(FAN_IN)]
+        for source in sources:
+            entries = np.empty(ENTRIES, ENTRY)
+            entries["band"] = np.sort(draw.integers(0, 1 << 64, ENTRIES, np.uint64))
+            entries["document"] = draw.integers(0, ENTRIES, ENTRIES)
+            signature_path(place, source.task, "bands").write_bytes(entries.tobytes())
+        return _bulk(lambda: gather(sources, gathered_path(place, 0)), place, FAN_IN * ENTRIES * ENTRY.itemsize)
 
 
-def facts_of(cost: Cost) -> list[float]:
-    """What seconds and bytes grow with: text, tasks of the run, tasks of the stage where these are others."""
-    return [cost.megabytes, cost.run_tasks, cost.tasks if cost.stage in (*SINGLE, "gather", "join") else 0]
-
-
-def alike(costs: Sequence[Cost]) -> Sequence[Cost]:
-    """The runs whose seconds and bytes say what those of a large one are. Two documents that are alike agree in up to
-    as many tasks of `match` as there are bands, and are compared in each: runs of fewer tasks say too little."""
-    many = [cost for cost in costs if cost.run_tasks >= DeduplicateStep().bands]
-    return many if many and costs[0].stage == "match" else costs
-
-
-def num_tasks_of(stage: str) -> int:
-    """Tasks of a stage, of 10 TB."""
-    files = {"gather": num_gathered(NUM_TASKS), "join": -(-NUM_TASKS // JOINED)}
-    return 1 if stage in SINGLE else files.get(stage, NUM_TASKS)
-
-
-def measured_table(runs: Sequence[Sequence[Cost]]) -> str:
-    """What was measured: a row for each stage."""
-    head = [f"{run[0].megabytes:.0f} MB, {run[0].run_tasks} tasks" for run in runs]
-    lines = [
-        f"| stage | {' | '.join(head)} | s per GB | ms per task | ms once | read, written per MB of input "
-        "| most memory | most descriptors | files per task |",
-        "|---" * (len(head) + 8) + "|",
-    ]
-    for name, costs in _by_stage(runs):
-        like = alike(costs)
-        by_mb, by_task, by_own = fitted([facts_of(cost) for cost in like], [cost.seconds for cost in like])
-        shown = " | ".join(next((f"{c.seconds:.2f} s" for c in run if c.stage == name), "–") for run in runs)
-        last = costs[-1]
-        moved = f"{last.read / last.megabytes:.2f}, {last.written / last.megabytes:.2f} MB"
-        files = max(round(cost.files / cost.tasks, 1) for cost in costs)
-        lines.append(
-            f"| {name} | {shown} | {by_mb * 1e3:.1f} | {by_task * 1e3:.1f} | {by_own * 1e3:.0f} | {moved} | "
-            f"{max(c.memory for c in costs):.0f} MB | {max(c.descriptors for c in costs)} | {files:g} |"
+def grouping(folder: str | None) -> Bulk:
+    """Decides about made-up pairs that FAN_IN tasks have found, more than are held before they are reduced."""
+    draw = np.random.default_rng(0)
+    found = np.zeros(FAN_IN * PAIRS // TIMES, PAIR)
+    found["first"] = (OWN << 32) + 2 * np.arange(len(found))
+    found["second"], found["first_length"], found["second_length"] = found["first"] + 1, PAGE, PAGE
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        place = Path(name)
+        pairs_path(place, 0).parent.mkdir(parents=True)
+        for task, chosen in enumerate(np.split(np.tile(draw.permutation(len(found)), TIMES), FAN_IN)):
+            pairs_path(place, task).write_bytes(found[chosen].tobytes())
+        keep = DeduplicateStep().keep
+        return _bulk(
+            lambda: decided(read_pairs(place, FAN_IN), keep=keep).drops(), place, FAN_IN * PAIRS * PAIR.itemsize
         )
-    return "\n".join(lines)
 
 
-def computed_table(runs: Sequence[Sequence[Cost]], compared: Sequence[Comparing]) -> str:
-    """What that is for 10 TB: a row for each stage, and one for all."""
-    lines = [
-        "| stage | tasks | processor hours | seconds per task | wall time | read | written | memory per task |",
-        "|---" * 8 + "|",
-    ]
-    total = np.zeros(4)
-    for name, costs in _by_stage(runs):
-        like = alike(costs)
-        facts, tasks = [facts_of(cost) for cost in like], num_tasks_of(name)
-        whole = np.array([TOTAL_BYTES / 1e6, NUM_TASKS, tasks])
-        seconds, read, written = (
-            float(whole @ fitted(facts, [getattr(cost, key) for cost in like]))
-            for key in ("seconds", "read", "written")
-        )
-        seconds += NUM_TASKS * _growth(name, compared) * NUM_TASKS
-        wall = seconds / min(tasks, NODES * CORES)
-        total += seconds, wall, read, written
-        lines.append(
-            f"| {name} | {tasks:,} | {seconds / 3600:,.1f} | {seconds / tasks:,.1f} | {_duration(wall)} | "
-            f"{read / 1e6:,.2f} TB | {written / 1e6:,.2f} TB | {_memory(name, costs)} |"
-        )
-    lines.append(
-        f"| **all** | | **{total[0] / 3600:,.0f}** | | **{_duration(total[1])}** | **{total[2] / 1e6:,.1f} TB** | "
-        f"**{total[3] / 1e6:,.1f} TB** | |"
-    )
-    return "\n".join(lines)
+def _bulk(work: Callable[[], Any], folder: Path, num_bytes: int) -> Bulk:
+    watch = Watch(folder, Operations())
+    work()
+    took = watch.stop()
+    return Bulk(num_bytes / 1e6, took["seconds"], took["memory"])
 
 
-def _growth(stage: str, compared: Sequence[Comparing]) -> float:
-    """Processor seconds of a task of a stage for each task of the run."""
-    if stage not in ("match", "finish") or not compared:
-        return 0.0
-    known = [[1, each.num_tasks] for each in compared]
-    return float(fitted(known, [getattr(each, stage) for each in compared])[1])
-
-
-def _memory(stage: str, costs: Sequence[Cost]) -> str:
-    """Peak of a task: grown with its bytes, with what it joins, or with the number of tasks whose counts it reads."""
-    if stage == "group":
-        return "130 B per near-duplicate"
-    if stage == "join":
-        return "–"  # grows with what is joined, of which so little text says nothing
-    facts = [[1, cost.run_tasks if stage == "account" else 0, *_held(cost)] for cost in costs]
-    joined = JOINED * TASK_BYTES / 1e6 if stage == "join" else 0
-    whole = np.array([1, NUM_TASKS, 0 if stage in SINGLE else TASK_BYTES / 1e6, joined])
-    return f"{float(whole @ fitted(facts, [cost.memory for cost in costs])) / 1e3:.1f} GB"
-
-
-def _held(cost: Cost) -> list[float]:
-    """[MB] Of a task, and of those that are joined."""
-    return [
-        0 if cost.stage in SINGLE else cost.megabytes / cost.run_tasks,
-        cost.megabytes if cost.stage == "join" else 0,
-    ]
-
-
-def comparing_table(compared: Sequence[Comparing]) -> str:
-    head = "| tasks | gather, per file | match, per task | group | finish: what is dropped, per task |"
-    lines = [head, "|---" * 5 + "|"]
-    for each in compared:
-        cells = " | ".join(f"{value * 1e3:,.1f} ms" for value in (each.gather, each.match, each.group, each.finish))
-        lines.append(f"| {each.num_tasks:,} | {cells} |")
-    return "\n".join(lines)
-
-
-def _by_stage(runs: Sequence[Sequence[Cost]]) -> Iterator[tuple[str, list[Cost]]]:
-    order = dict.fromkeys(cost.stage for run in sorted(runs, key=len)[::-1] for cost in run)
-    for name in order:
-        yield name, [cost for run in runs for cost in run if cost.stage == name]
-
-
-def _duration(seconds: float) -> str:
-    if seconds > 5_400:
-        return f"{seconds / 3_600:.1f} h"
-    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+def measurements(options: argparse.Namespace) -> dict[str, Any]:
+    """All that is measured."""
+    load = [os.getloadavg()[0]]
+    compared = [_apart(comparing, num_tasks, options.folder) for num_tasks in options.tasks]
+    print(comparing_table(compared), flush=True)
+    bulk = {"gather": _apart(gathering, options.folder), "group": _apart(grouping, options.folder)}
+    print(bulk, flush=True)
+    sizes = options.megabytes
+    cases = [(size, SPLIT_BYTES, "list") for size in sizes] + [(sizes[-1], LARGE_SPLIT_BYTES, "list")]
+    cases += [(size, round(size * 1e6 / MANY_TASKS), "group") for size in sizes[-2:]]
+    runs = []
+    for megabytes, split_bytes, last in cases:
+        with tempfile.TemporaryDirectory(dir=options.folder) as name:
+            source = Path(name).resolve() / "in.jsonl"
+            _apart(write_pages, options.input, megabytes, source)  # apart, so that its memory is not counted
+            runs.append(_apart(measured, source, split_bytes, last, options.tokenizer, options.test, options.folder))
+    return {
+        **describe(),
+        "command": command_line(),
+        "load": [*load, os.getloadavg()[0]],
+        "runs": [[asdict(cost) for cost in run] for run in runs],
+        "comparing": [asdict(each) for each in compared],
+        "bulk": {stage: asdict(each) for stage, each in bulk.items()},
+    }
 
 
 def main() -> None:
@@ -372,34 +313,17 @@ def main() -> None:
     parser.add_argument("input", type=Path, nargs="+")
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--test")
-    parser.add_argument("--megabytes", type=float, nargs="+", default=[5.0, 20.0, 80.0])
+    parser.add_argument("--megabytes", type=float, nargs="+", default=[1.5, 5.0, 20.0], help="rising")
     parser.add_argument("--tasks", type=int, nargs="+", default=[64, 256, 1024, 4096])
     parser.add_argument("--folder", help="where runs are made; a disk in memory keeps waiting out of it")
-    parser.add_argument("--output", type=Path)
+    add_options(parser)
     options = parser.parse_args()
-    compared = [_apart(comparing, num_tasks, options.folder) for num_tasks in options.tasks]
-    print(comparing_table(compared), flush=True)
-    cases = [(size, SPLIT_BYTES) for size in options.megabytes] + [(options.megabytes[-1], LARGE_SPLIT_BYTES)]
-    runs = []
-    for megabytes, split_bytes in cases:
-        with tempfile.TemporaryDirectory(dir=options.folder) as name:
-            source = Path(name) / "in.jsonl"
-            _apart(write_pages, options.input, megabytes, source)  # apart, so that its memory is not counted
-            runs.append(_apart(measured, source, split_bytes, options.tokenizer, options.test, options.folder))
-    text = (
-        f"# Cost of each stage of cleaning\n\n{cpu_name()}, {describe()['cores']} cores, Python "
-        f"{describe()['python']}, commit {commit()};\n`{command_line()}`\n\n## Measured\n\nProcessor time of one "
-        f"process; tasks of {SPLIT_BYTES >> 10} KiB, in the last run of {LARGE_SPLIT_BYTES >> 20} MiB.\n\n"
-        f"{measured_table(runs)}\n\nThe stages that look at all tasks, with {DOCUMENTS_PER_TASK} made-up documents in "
-        f"each:\n\n{comparing_table(compared)}\n\n## Computed from it\n\n10 TB in {NUM_TASKS:,} tasks of 256 MiB, on "
-        f"{NODES} nodes of {CORES} cores of this kind. Waiting for storage and network is not in it.\n\n"
-        f"{computed_table(runs, compared)}\n"
-    )
+    facts = measurements(options)
+    text = page(facts, options.storage, options.latency)
     print(text)
     if options.output:
         options.output.write_text(text)
-        facts = {"runs": [[asdict(cost) for cost in run] for run in runs], "comparing": [asdict(c) for c in compared]}
-        options.output.with_suffix(".json").write_text(json.dumps({**describe(), **facts}, indent=1) + "\n")
+        options.output.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def write_pages(inputs: Sequence[Path], megabytes: float, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""The comparison of training speed: what is timed trains as every contestant does."""
+"""Training speed: what is timed trains as every contestant does. Cleaning: what is computed of a large run."""
 
 import sys
 from argparse import Namespace
@@ -11,6 +11,7 @@ import pytest
 from benchmarks import hardware as hardware_of_benchmarks
 from benchmarks import kernel_pairs, speed_table, step_parts, train_speed
 from benchmarks import limits as limits_of_benchmarks
+from benchmarks.cleaning_page import Bulk, Cost, Whole, walls, whole
 from benchmarks.colonnade_step import build_step
 from benchmarks.pace import pace
 from benchmarks.paper import measured
@@ -260,3 +261,35 @@ def test_kernels_are_not_compared_with_a_folder_that_is_no_checkout(
     with pytest.raises(SystemExit, match="2"):
         kernel_pairs.main()
     assert f"{tmp_path} has no src/colonnade" in capsys.readouterr().err
+
+
+def test_storage_is_waited_for_by_nodes_for_bytes_and_by_tasks_for_metadata() -> None:
+    many = Whole("match", 37_253, 2_048 * 10, read=192e3, written=64e3, operations=2_048 * 5e3, memory="")
+    assert walls(many, storage=2.0, latency=0.5) == (10.0, 2.0, 2.5)
+    assert walls(replace(many, tasks=37), storage=2.0, latency=0.5) == (
+        pytest.approx(2_048 * 10 / 37),
+        pytest.approx(128 / 37),
+        pytest.approx(2_048 * 2.5 / 37),
+    )
+
+
+def test_what_bands_take_to_gather_is_that_of_large_sorts_and_files_what_they_took() -> None:
+    """Runs of 10 ms for a file and 2 ms for a MB of text, of which 0.1 MB are bands, and 3 s for 100 MB of bands."""
+    costs = [
+        Cost("gather", size, 320, files, 0.01 * files + 0.002 * size, 0.1 * size, 0.2 * size, 70 * files, 9, 9, 9)
+        for size, files in ((5.0, 5), (20.0, 2), (20.0, 5))
+    ]
+    found = whole("gather", costs, [], {"gather": Bulk(100.0, 3.0, 400.0)})
+    assert (found.tasks, found.memory) == (583, "0.4 GB")
+    assert found.seconds == pytest.approx(583 * 0.01 + 1e6 * 0.03)
+    assert (found.read, found.written, found.operations) == pytest.approx((1e6, 2e6, 583 * 70))
+
+
+def test_files_of_pairs_are_as_many_as_tasks_however_many_pairs_there_are() -> None:
+    costs = [
+        Cost("group", size, tasks, 1, 0.1, 0.004 * size, 0.0, 2 * tasks + 20, 9, 9, 9)
+        for size, tasks in ((5.0, 300), (20.0, 330))
+    ]
+    found = whole("group", costs, [], {"group": Bulk(1.0, 0.5, 900.0)})
+    assert found.operations == pytest.approx(2 * 37_253 + 20)
+    assert (found.read, found.seconds) == pytest.approx((40_000, 20_000), rel=1e-3)
