@@ -18,7 +18,7 @@ LEFT = (".step_*.partial", ".step_*.deleted")
 
 
 def kill_drill(place: Place, variant: Variant, *, seed: int, kills: int) -> dict[str, Any]:
-    """Kill a run `kills` times (fewer where it ends before), then let it end. A row of results."""
+    """Kill a run `kills` times, then let it end; one that ends before is followed by another. A row of results."""
     draws, run = Random(f"{variant.name} {seed}"), place.fresh("killed")
     place.expected(variant)
     problems: list[str] = []
@@ -30,25 +30,26 @@ def kill_drill(place: Place, variant: Variant, *, seed: int, kills: int) -> dict
         if not ended:
             _kill(ranks, draws)
             done += 1
-            inside += bool(_left(run))
+            inside += bool(left_by_a_save(run))
         answers = ranks.answers()
         if ended and any(answer.status > 0 for answer in answers):
             problems.append(f"it fails after {done} kills: {[answer.err[-400:] for answer in answers]}")
         problems += damaged_checkpoints(run)
-        if ended:
-            break
+        if ended and not problems:
+            problems += place.same(variant, run)
+            run = place.fresh("killed")
     problems = problems or place.finish(variant, run)
     return {"kills": done, "inside a save": inside, "problems": problems}
 
 
 def _wait_for_save(ranks: Ranks, run: Path, draws: Random) -> bool:
     """Return within the first, second or third save that begins from now on; True if the run has ended instead."""
-    seen: set[str] = set(_left(run))
+    seen: set[str] = set(left_by_a_save(run))
     wanted = draws.randint(1, 3)
     while wanted:
         if _has_ended(ranks):
             return True
-        new = set(_left(run)) - seen
+        new = set(left_by_a_save(run)) - seen
         seen |= new
         wanted -= min(wanted, len(new))
         time.sleep(0.0005)
@@ -77,5 +78,6 @@ def _kill(ranks: Ranks, draws: Random) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _left(run: Path) -> list[str]:
+def left_by_a_save(run: Path) -> list[str]:
+    """Folders of checkpoints that are not whole yet, or no more: of a run that was killed, inside a save."""
     return [path.name for pattern in LEFT for path in (run / "checkpoints").glob(pattern)]

@@ -12,6 +12,7 @@ from typing import Any
 
 from colonnade.checkpoint import files
 from colonnade.train import save_retries
+from tests.drills.kills import left_by_a_save
 from tests.drills.runs import TIME_LIMIT, TIMEOUT, Place, Variant, damaged_checkpoints, said
 from tests.runs import events
 
@@ -81,7 +82,8 @@ def rename_drill(place: Place, variant: Variant, *, seed: int) -> dict[str, Any]
     answers = place.start(variant, run, _killed_at(run, at, behind)).answers(TIME_LIMIT)
     killed = any(answer.status == -signal.SIGKILL for answer in answers)
     problems = damaged_checkpoints(run) + ([] if killed else ["nobody was killed"])
-    return {"kills": int(killed), "problems": problems + place.finish(variant, run)}
+    inside = killed and bool(left_by_a_save(run))
+    return {"kills": int(killed), "inside a save": int(inside), "problems": problems + place.finish(variant, run)}
 
 
 def _killed_at(run: Path, at: int, behind: bool) -> Callable[[int], None]:
