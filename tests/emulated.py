@@ -160,3 +160,47 @@ class NoWaiting(TorchDispatchMode):
         )
         assert not (waits or masked), f"{function} waits for the device{' (nonzero)' if masked else ''}"
         return function(*args, **(kwargs or {}))
+
+
+class Copies(TorchFunctionMode):
+    """Within: notes of what crosses between host and device; all of it stays CPU tensors. `on_device`: tensors are
+    on CUDA, as far as the program can see, but those that `cpu` and `pin_memory` return; else none is.
+    """
+
+    def __init__(self, *, on_device: bool = False) -> None:
+        super().__init__()
+        self.on_device = on_device
+        self.uploads: list[tuple[bool, bool]] = []
+        """Of each `to` a CUDA device: whether it is from pinned memory, and whether the host goes on."""
+        self.in_place: list[bool] = []
+        """Of each `copy_`: whether the host goes on."""
+        self._on_host: list[Tensor] = []
+        self._pinned: list[Tensor] = []
+
+    def is_pinned(self, x: Tensor) -> bool:
+        return _is_of(x, self._pinned)
+
+    def is_cuda(self, x: Tensor) -> bool:
+        return self.on_device and not _is_of(x, self._on_host)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        goes_on = (kwargs or {}).get("non_blocking", False)
+        if function == Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+            return self.is_cuda(args[0])
+        if function in (Tensor.cpu, Tensor.pin_memory):
+            assert function == Tensor.cpu or not self.is_cuda(args[0]), "only what lies in CPU memory can be pinned"
+            copy: Tensor = args[0].clone()
+            self._on_host.append(copy)
+            self._pinned += [copy] if function == Tensor.pin_memory else []
+            return copy
+        if function == Tensor.to and isinstance(args[1], str | torch.device) and torch.device(args[1]).type == "cuda":
+            self.uploads.append((self.is_pinned(args[0]), goes_on))
+            return args[0].clone()
+        if function == Tensor.copy_:
+            self.in_place.append(goes_on)
+        return function(*args, **(kwargs or {}))
+
+
+def _is_of(x: Tensor, some: Sequence[Tensor]) -> bool:
+    """Whether it lies in the memory of one of them."""
+    return any(x.untyped_storage().data_ptr() == each.untyped_storage().data_ptr() for each in some)

@@ -46,9 +46,9 @@ CASES = {
     **{block: (undropped(block), BATCH + 2) for block in ("llama", "grouped", "neox")},  # wavelengths of each block
     "llama, documents": (undropped("llama", documents=True), BATCH + 2 + 2),
     "window": (undropped("window"), BATCH),
-    "bert": (undropped("bert"), BATCH + 5),  # types, padding, pairs' labels and mask, and the samples' numbers
-    "labels": (undropped("labels"), 6),
-    "spans": (undropped("spans"), 6),
+    "bert": (undropped("bert"), BATCH + 4),  # types, padding, pairs' labels and mask
+    "labels": (undropped("labels"), 5),
+    "spans": (undropped("spans"), 5),
     "t5": (undropped("t5"), BATCH + 1 + 5),  # the decoder's tokens, and the ranges of distances of each block
 }
 

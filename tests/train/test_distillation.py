@@ -33,6 +33,7 @@ from colonnade.train.teacher import check_teacher, check_tokenizer, with_soft_la
 from tests import tiny
 from tests.commands import forked
 from tests.distributed import run_on_ranks
+from tests.emulated import Copies
 from tests.runs import Finished, metrics, tensors
 from tests.tiny import TinyCorpus, write_config
 from tests.told import Told
@@ -585,6 +586,12 @@ def test_of_a_teacher_whose_ids_are_not_compared_with_the_runs_that_is_said(
         assert line.startswith("Asking it" if is_stored else "Taught by it") and line.endswith(". Unknown.")
 
 
+class OnGPU(torch.Tensor):
+    """One that says that it lies on a GPU."""
+
+    device = torch.device("cuda", 0)  # type: ignore[assignment]
+
+
 def test_a_micro_batch_is_taught_what_was_said_of_its_samples(tmp_path: Path) -> None:
     """Sequences of one token, of which two are stored."""
     rows = np.empty((3, 1, 2), dtype=[("id", "<u4"), ("log_prob", "<f4")])
@@ -593,7 +600,9 @@ def test_a_micro_batch_is_taught_what_was_said_of_its_samples(tmp_path: Path) ->
     _save(Block(0, 3, 3), tmp_path, rows)
     stored = Stored(tmp_path, size=3, stop=3, alpha=0.25, temperature=2.0)
     batch: Any = SimpleNamespace(samples=torch.tensor([2, 0]))
-    (taught,) = stored.teach([batch], [Inputs(loss_weights=torch.full((1, 2), 0.5))], 1.0)
+    with Copies() as copies:
+        (taught,) = stored.teach([batch], [Inputs(loss_weights=torch.full((1, 2), 0.5).as_subclass(OnGPU))], 1.0)
+    assert copies.uploads == [(True, True)] * 2, "from pinned memory, and not waited for, as batches are"
     assert taught.soft is not None and taught.soft.ids is not None and taught.soft.log_probs is not None
     assert taught.soft.ids.tolist() == [[[4, 5], [0, 1]]] and taught.soft.log_probs.tolist() == [[[-4, -5], [0, -1]]]
     assert taught.soft.temperature == 2.0 and taught.soft.weights.tolist() == [[0.5 * 0.25 * 4] * 2]

@@ -53,8 +53,8 @@ class BertBatch:
 
     def to(self, device: torch.device) -> BertBatch:
         """The same batch on a device; `samples`, which only the program reads, stay where they are."""
-        moved = {field.name: upload(getattr(self, field.name), device) for field in fields(self)}
-        return replace(self, **{**moved, "samples": self.samples})
+        moved = [field.name for field in fields(self) if field.name != "samples"]
+        return replace(self, **{name: upload(getattr(self, name), device) for name in moved})
 
     def uncounted(self) -> BertBatch:
         """The same batch, with nothing to guess."""

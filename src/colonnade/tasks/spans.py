@@ -45,8 +45,8 @@ class SpanBatch:
 
     def to(self, device: torch.device) -> SpanBatch:
         """The same batch on a device; `samples`, which only the program reads, stay where they are."""
-        moved = {field.name: upload(getattr(self, field.name), device) for field in fields(self)}
-        return replace(self, **{**moved, "samples": self.samples})
+        moved = [field.name for field in fields(self) if field.name != "samples"]
+        return replace(self, **{name: upload(getattr(self, name), device) for name in moved})
 
     def uncounted(self) -> SpanBatch:
         """The same batch, of which no sample counts."""

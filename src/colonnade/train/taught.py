@@ -54,6 +54,7 @@ from colonnade.train.teacher import (
     teacher_together,
     with_soft_targets,
 )
+from colonnade.upload import upload
 
 LOCK = "targets.lock"  # not that of a run, in whose folder they may be
 BLOCK = 1 << 22  # entries of a file
@@ -167,8 +168,8 @@ class Stored:
         rows = np.stack([self._row(position) for position in batch.samples.tolist()], 1)  # [s, b, k]
         weights = inputs.loss_weights
         assert weights is not None, "a step weighs its tokens"
-        ids = torch.from_numpy(rows["id"].astype(np.int64)).to(weights.device)
-        log_probs = torch.from_numpy(np.ascontiguousarray(rows["log_prob"])).to(weights.device)
+        ids = upload(torch.from_numpy(rows["id"].astype(np.int64)), weights.device)
+        log_probs = upload(torch.from_numpy(np.ascontiguousarray(rows["log_prob"])), weights.device)
         return with_soft_targets(inputs, self.alpha, self.temperature, ids=ids, log_probs=log_probs)
 
     def _row(self, position: int) -> NDArray[Any]:
