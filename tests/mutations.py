@@ -13994,6 +13994,41 @@ MUTATIONS = [
         "torch.tensor(self.slopes, dtype=exact).to(device)",
         ("tests/cuda/test_fake_device.py",),
     ),
+    Mutation(
+        "what is offloaded from a GPU is not pinned",
+        "data_parallel/buckets.py",
+        "return x.cpu().pin_memory() if x.is_cuda else x",
+        "return x.cpu()",
+        (BUCKETS,),
+    ),
+    Mutation(
+        "weights that are offloaded from a GPU are not pinned",
+        "data_parallel/buckets.py",
+        "self.master = _on_the_host(self.master)",
+        "self.master = self.master.cpu()",
+        (BUCKETS,),
+    ),
+    Mutation(
+        "gradients that are offloaded from a GPU are not pinned",
+        "data_parallel/buckets.py",
+        "_on_the_host(self.reduced) if self.storage.offload",
+        "self.reduced.cpu() if self.storage.offload",
+        (BUCKETS,),
+    ),
+    Mutation(
+        "an optimizer beside a GPU reads gradients that are on their way",
+        "data_parallel/buckets.py",
+        "self.optimizer_gradients.copy_(self.reduced)",
+        "self.optimizer_gradients.copy_(self.reduced, non_blocking=True)",
+        (BUCKETS,),
+    ),
+    Mutation(
+        "of a copy from a GPU each tensor is waited for before the next is asked for",
+        "checkpoint/snapshot.py",
+        "self.tensors[name].copy_(tensor, non_blocking=True)",
+        "self.tensors[name].copy_(tensor)",
+        ("tests/checkpoint/test_snapshot.py",),
+    ),
 ]
 
 

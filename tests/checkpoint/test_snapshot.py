@@ -20,6 +20,7 @@ from colonnade.errors import CheckpointError
 from tests.checkpoint.grids import Layout, model_shards, number
 from tests.checkpoint.saving import check, failed, multiply, payload, saver_of, slow_copy, weights
 from tests.distributed import run_on_ranks
+from tests.emulated import Copies
 
 
 def test_the_copy_is_made_beside_training(tmp_path: Path) -> None:
@@ -178,8 +179,10 @@ def test_a_copy_from_a_gpu_is_whole_when_it_returns(monkeypatch: pytest.MonkeyPa
     agreement = agree(shards)
     originals, copies = agreement.tensors(shards), Snapshot(agreement.items, pinned=True)
     copies.wait_for_originals()
-    copies.take(originals)
+    with Copies() as noted:
+        copies.take(originals)
     assert told == ["behind the main stream", "on cuda:3", "copies", "asked for", "waited for"]
+    assert noted.in_place == [True] * len(originals), "all are asked for before one is waited for"
     assert all(torch.equal(copies.tensors[name], tensor) for name, tensor in originals.items())
 
 

@@ -16,6 +16,7 @@ from colonnade.tensor_parallel.parallel import Parallel
 from tests.data_parallel.flat import CPU, MODEL, VOCAB, flat_model, storage, weights
 from tests.data_parallel.late import late_mesh
 from tests.distributed import run_on_ranks
+from tests.emulated import Copies
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 STAGES = [0, 1, 2, 3]
@@ -350,6 +351,19 @@ def test_an_optimizer_elsewhere_is_handed_each_steps_gradients() -> None:
         bucket.reduced.fill_(value)
         bucket.copy_to_optimizer()
         assert torch.equal(bucket.optimizer_gradients, bucket.reduced)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_a_gpu_offloads_is_pinned_and_there_before_the_optimizer_reads_it(dtype: torch.dtype) -> None:
+    """Copies between a device and memory that is not pinned are several times slower; the CPU reads at once."""
+    with Copies(on_device=True) as copies:
+        (bucket,) = flatten({"b": weights({"a": (5, 3)})}, Mesh().dp, Storage(dtype, CPU, offload=True))
+        assert copies.is_pinned(bucket.master) and copies.is_pinned(bucket.optimizer_gradients)
+        assert not any(copies.is_pinned(each) for each in (bucket.parameters, bucket.gradients, bucket.reduced))
+        copies.in_place.clear()
+        bucket.reduced.fill_(2.0)
+        bucket.copy_to_optimizer()
+        assert copies.in_place == [False] and torch.equal(bucket.optimizer_gradients, bucket.reduced)
 
 
 def test_a_sum_is_not_started_twice() -> None:
