@@ -14029,6 +14029,34 @@ MUTATIONS = [
         "self.tensors[name].copy_(tensor)",
         ("tests/checkpoint/test_snapshot.py",),
     ),
+    Mutation(
+        "both directions of a pipeline on CUDA share a group",
+        "mesh/transport.py",
+        "return self.groups.upward if to > source else self.groups.downward",
+        "return self.groups.upward",
+        ("tests/cuda/test_fake_group.py",),
+    ),
+    Mutation(
+        "a receive on CUDA is asked for in the group of the other direction",
+        "mesh/transport.py",
+        "self._between(x, source, self.group.rank())",
+        "self._between(x, self.group.rank(), source)",
+        ("tests/cuda/test_fake_group.py",),
+    ),
+    Mutation(
+        "transfers on CUDA go over the group of collectives",
+        "mesh/transport.py",
+        "        if x.is_cpu:\n            return self.groups.collective\n",
+        "        if to >= 0:\n            return self.groups.collective\n",
+        ("tests/cuda/test_fake_group.py",),
+    ),
+    Mutation(
+        "a stage sends in fp32 what is received in 16 bits",
+        "pipeline/transfer.py",
+        "tuple(send(x, pp, to) for x in tensors if x is not None)",
+        "tuple(send(x.float(), pp, to) for x in tensors if x is not None)",
+        ("tests/cuda/test_fake_group.py",),
+    ),
 ]
 
 
