@@ -247,6 +247,20 @@ def test_a_file_that_was_cut_at_its_front_is_told_once_for_each_cut(
     monitor(tmp_path, active=False).tell_lost()
 
 
+@pytest.mark.parametrize("first", [1, 2, 5])
+def test_what_was_told_of_a_front_is_looked_for_only_where_one_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """A run of months has as many events, and goes on often. Of a file without a step the end is missing alone."""
+    for step in range(first, 5):
+        monitor(tmp_path).step(numbers(step), 0.5)
+    looked, told = list[Path](), monitor(tmp_path)
+    told.resume(4)
+    monkeypatch.setattr(monitors, "objects_in", lambda path: looked.append(path) or [])
+    told.tell_lost()
+    assert looked == [tmp_path / "events.jsonl"] * (first == 2)
+
+
 @pytest.mark.parametrize(
     "torn", [b'{"step": 3, "lo', b"\xff\xfe\x00", b"[3]", b"3", b'{"step": "3"}', b'{"loss": 1}', b"\n\n"]
 )

@@ -87,19 +87,27 @@ class Monitor:
         if not self._active:
             return
         first, last = first_step(self._metrics), last_step(self._metrics)
-        events = (each.get("first") for each in objects_in(self._events) if each.get("event") == LOST)
-        known = max((each for each in events if isinstance(each, int)), default=1)
-        begins, ends = first > known, last < self._step
+        begins = first > 1 and first > self._first_told()
+        ends = last < self._step
         if not (begins or ends):
             return
         self.event(LOST, step=self._step, first=first or self._step + 1, last=last)
-        told = [f"begins with step {first:,}"] * begins + [f"ends with step {last:,}" if last else "has no step"] * ends
+        told = list[str]()
+        if begins:
+            told.append(f"begins with step {first:,}")
+        if ends:
+            told.append(f"ends with step {last:,}" if last else "has no step")
         self.say(
             f"{self._metrics} {' and '.join(told)}, and the run goes on from step {self._step:,}: the steps that it "
             "lacks are missing in reports, train.patience counts without them, and of the best checkpoint only what "
             "events.jsonl tells is known. If you have the file elsewhere, stop the run, put it back, and run the same "
             "command again."
         )
+
+    def _first_told(self) -> int:
+        """The last of the steps that were told to be the first of metrics.jsonl; 1 where none was."""
+        events = (each.get("first") for each in objects_in(self._events) if each.get("event") == LOST)
+        return max((each for each in events if isinstance(each, int)), default=1)
 
     def follow(self, *, steps: int, log_every: int, patient: bool) -> None:
         """Another length of the run, and of the time between progress lines, and another patience with a full disk."""
