@@ -1840,7 +1840,7 @@ MUTATIONS = [
     Mutation(
         "a checkpoint whose manifest has its keys in another order is called replaced",
         "checkpoint/manifest.py",
-        "if known is not None and known.digest == digest:",
+        "if known is not None and known.digest == manifest.digest:",
         "if False:",
         ("tests/checkpoint/test_gone.py",),
     ),
@@ -13703,8 +13703,8 @@ MUTATIONS = [
     Mutation(
         "a manifest that was read before is parsed again",
         "checkpoint/manifest.py",
-        "    if known is not None and _is_of(known, data):\n        return known\n    content = _content(path, data)\n",
-        "    content = _content(path, data)\n    if known is not None and _is_of(known, data):\n        return known\n",
+        "manifest = known if known is not None and _is_of(known, data) else _parsed(path, data)",
+        "manifest = _parsed(path, data)",
         ("tests/checkpoint/test_reading.py",),
     ),
     Mutation(
@@ -13717,8 +13717,15 @@ MUTATIONS = [
     Mutation(
         "a manifest that was read before is taken for one that has come in its place",
         "checkpoint/manifest.py",
-        "if known is not None and _is_of(known, data):",
-        "if known is not None:",
+        "manifest = known if known is not None and _is_of(known, data) else",
+        "manifest = known if known is not None else",
+        ("tests/checkpoint/test_reading.py",),
+    ),
+    Mutation(
+        "a checkpoint with the name of another step is gone on with where its manifest was read before",
+        "checkpoint/manifest.py",
+        "    _check_name(path, manifest)\n",
+        "    if manifest is not known:\n        _check_name(path, manifest)\n",
         ("tests/checkpoint/test_reading.py",),
     ),
     Mutation(

@@ -1,5 +1,6 @@
 """What is read of a checkpoint: the files that a rank needs, the tensors that it may lack, every byte for its hash."""
 
+import shutil
 import struct
 from hashlib import sha256
 from pathlib import Path
@@ -154,6 +155,17 @@ def test_a_manifest_that_was_read_before_is_taken_where_it_is_still_that_one(
         assert found is not None and found[1].metadata["value"] == value and wanted[0].data.tolist() == [value] * 3
         saved(2.0)
     assert read_manifest(path, known).metadata["value"] == 2.0
+
+
+@pytest.mark.parametrize("was_read", [False, True])
+def test_a_checkpoint_with_the_name_of_another_step_is_refused(tmp_path: Path, was_read: bool) -> None:
+    """Also where its manifest was read before, by its right name."""
+    path = save(tmp_path, 1, [Shard("w", (3,), (0,), torch.ones(3))], {})
+    known = read_manifest(path) if was_read else None
+    copy, renamed = (Path(shutil.copytree(path, tmp_path / name)) for name in ("copy", "step_00000002"))
+    assert read_manifest(copy, known).step == 1
+    with pytest.raises(CheckpointError, match=r"2 holds the checkpoint of step 1, .*Rename it to step_00000001, or"):
+        read_manifest(renamed, known)
 
 
 def test_the_sizes_of_those_files_are_looked_at_that_are_named(tmp_path: Path) -> None:

@@ -98,8 +98,15 @@ def read_manifest(path: Path, known: Manifest | None = None) -> Manifest:
     was read before: where it is still that one it is given back, which takes a hundredth of the time.
     """
     data = _read(path)
-    if known is not None and _is_of(known, data):
+    manifest = known if known is not None and _is_of(known, data) else _parsed(path, data)
+    _check_name(path, manifest)
+    if known is not None and known.digest == manifest.digest:  # perhaps with its keys in another order
         return known
+    return manifest
+
+
+def _parsed(path: Path, data: bytes) -> Manifest:
+    """The manifest that `manifest.json` is, whose content is `data`. CheckpointError where it is none."""
     content = _content(path, data)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(
@@ -121,9 +128,6 @@ def read_manifest(path: Path, known: Manifest | None = None) -> Manifest:
         raise CheckpointError(
             f"{path / MANIFEST} says what no checkpoint of Colonnade can: {error}. {remedy(path)}"
         ) from None
-    _check_name(path, manifest)
-    if known is not None and known.digest == digest:  # written by somebody else, with its keys in another order
-        return known
     return replace(manifest, digest=digest)
 
 
