@@ -4754,10 +4754,32 @@ MUTATIONS = [
     ),
     Mutation(
         "a dry run does not look for damage in the checkpoint that a rollback returns to",
-        "train/beginning.py",
-        "looked_at(checkpoints(run) / folder_name(killed.to))",
-        "read_manifest(checkpoints(run) / folder_name(killed.to))",
+        "train/rollbacks.py",
+        "looked_at if dry_run else _verified)",
+        "read_manifest if dry_run else _verified)",
         ("tests/train/test_beginning.py",),
+    ),
+    Mutation(
+        "a dry run reads all of the checkpoint that a rollback returns to",
+        "train/rollbacks.py",
+        "looked_at if dry_run else _verified)",
+        "_verified)",
+        ("tests/train/test_rollbacks.py",),
+    ),
+    Mutation(
+        "the rest of a rollback is done though its checkpoint has wrong bytes by then",
+        "train/rollbacks.py",
+        "looked_at if dry_run else _verified)",
+        "looked_at)",
+        ("tests/train/test_rollback.py",),
+    ),
+    Mutation(
+        "the rest of a rollback is done before its checkpoint is checked",
+        "train/rollbacks.py",
+        "    try:\n        _sound(checkpoints_in(checkpoints(run)), found.to,",
+        "    discard_after(checkpoints(run), found.to, by_line(run))\n"
+        "    try:\n        _sound(checkpoints_in(checkpoints(run)), found.to,",
+        ("tests/train/test_rollback.py",),
     ),
     Mutation(
         "a dry run would go on from a checkpoint that the run would delete first",
@@ -9436,8 +9458,8 @@ MUTATIONS = [
     Mutation(
         "checkpoints are deleted for a return by hand to one with wrong bytes",
         "train/rollbacks.py",
-        "return metadata_of(path, verify(path))",
-        "return metadata_of(path, read_manifest(path))",
+        "    return verify(path)\n",
+        "    return read_manifest(path)\n",
         ("tests/train/test_rollback.py",),
     ),
     Mutation(
@@ -13554,8 +13576,9 @@ MUTATIONS = [
     Mutation(
         "the newest checkpoint tells which rollbacks an older one is behind",
         "train/rollbacks.py",
-        "known = _sound(saved, step).rollbacks",
-        "_sound(saved, step)\n    known = metadata_of(saved[max(saved)], read_manifest(saved[max(saved)])).rollbacks",
+        "known = _sound(saved, step, _verified).rollbacks",
+        "_sound(saved, step, _verified)\n"
+        "    known = metadata_of(saved[max(saved)], read_manifest(saved[max(saved)])).rollbacks",
         ("tests/train/test_rollbacks.py",),
     ),
     Mutation(

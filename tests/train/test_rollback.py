@@ -513,20 +513,41 @@ def test_by_hand(finished: Finished, run: Path) -> None:
     assert after[-1]["tokens"] == before[-1]["tokens"] and samples_of(run) == samples_of(finished.folder) + 2 * 4
 
 
-@pytest.mark.parametrize("damage", ["flipped", "gone"])
-def test_by_hand_a_run_does_not_return_to_a_checkpoint_that_is_damaged(run: Path, damage: str) -> None:
-    """The sound ones behind it stay."""
-    tensors = checkpoints(run) / folder_name(4) / "__0_0.distcp"
+def spoil(checkpoint: Path, damage: str) -> None:
+    tensors = checkpoint / "__0_0.distcp"
     if damage == "gone":
         tensors.unlink()
     else:
         content = tensors.read_bytes()
         tensors.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_by_hand_a_run_does_not_return_to_a_checkpoint_that_is_damaged(run: Path, damage: str) -> None:
+    """The sound ones behind it stay."""
+    spoil(checkpoints(run) / folder_name(4), damage)
     before = snapshot(run)
     answer = here("rollback", run, 4)
     assert answer.status == 2 and snapshot(run) == before, answer
     assert "is damaged" in answer.err and "Delete" not in answer.err and "delete" not in answer.err
     assert answer.err.endswith("is as it was. Other checkpoints are of these steps: 6.\n")
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_a_rollback_that_was_killed_deletes_nothing_where_its_checkpoint_is_damaged(
+    finished: Finished, run: Path, damage: str
+) -> None:
+    """Two faults at once. Somebody says where the run goes on, as from its newest."""
+    rollbacks.write(run, [Rollback(to=4, id="it")])
+    spoil(checkpoints(run) / folder_name(4), damage)
+    before, command = snapshot(checkpoints(run)), ("train", finished.config, f"run.folder={run}", "train.steps=7")
+    answer = here(*command)
+    assert answer.status == 2 and snapshot(checkpoints(run)) == before, answer
+    assert "The run was killed in its rollback to step 4, which cannot be finished: " in answer.err
+    assert "is damaged" in answer.err and "Delete" not in answer.err
+    assert answer.err.endswith(f"of these steps: 6. To return to one of them: `colonnade rollback {run} STEP`.\n")
+    assert here("rollback", run, 6).status == here(*command).status == 0
+    assert [line["step"] for line in metrics(run)] == [*range(1, 8)]
 
 
 def test_a_run_that_is_at_work_is_left_alone(run: Path) -> None:

@@ -41,7 +41,7 @@ def run(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         step = int(path.name.removeprefix("step_"))
         return SimpleNamespace(step=step, samples=4 * step, rollbacks=[], changes=[])
 
-    for read in ("read_manifest", "verify"):
+    for read in ("read_manifest", "looked_at", "verify"):
         monkeypatch.setattr(rollbacks, read, lambda path: None)
     monkeypatch.setattr(rollbacks, "metadata_of", metadata_of)
     for step in (2, 4, 6):
@@ -268,8 +268,9 @@ def test_a_return_that_was_killed_takes_away_what_is_behind_its_step_alone(
 
 @pytest.mark.parametrize("steps", [(2, 4, 6), (2,)])
 def test_of_a_return_that_was_killed_a_dry_run_says_what_would_be_done(
-    run: Path, steps: tuple[int, ...], capsys: pytest.CaptureFixture[str]
+    run: Path, steps: tuple[int, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rollbacks, "verify", lambda path: pytest.fail("it reads tensors"))
     for gone in {2, 4, 6} - {*steps}:
         (run / "checkpoints" / f"step_0000000{gone}").rmdir()
     rollbacks.write(run, [Rollback(to=1, id="before"), Rollback(to=2, skip=1, id="it")])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pydantic import TypeAdapter
 
 from colonnade.checkpoint.load import check_model
-from colonnade.checkpoint.manifest import Manifest, looked_at, read_manifest
+from colonnade.checkpoint.manifest import Manifest, read_manifest
 from colonnade.checkpoint.names import folder_name, newest_step
 from colonnade.config.compare import model_metadata
 from colonnade.config.schema import Config
@@ -108,13 +108,13 @@ def beginning_of(config: Config, corpus: Corpus, course: Course, mesh: Mesh, ori
 
 def seen_behind_rollback(config: Config, world: Axis) -> Manifest | None:
     """What rank 0 reads of the checkpoint that the rest of a rollback that was killed would leave as the newest, if
-    there is one; every rank calls this. CheckpointError on all of them where that cannot be whole.
+    there is one; every rank calls this. `rollbacks.finish` has looked whether it can be whole.
     """
     run = Path(config.run.folder)
 
     def look() -> Manifest | None:
         killed = None if world.rank else rollbacks.unfinished(run)
-        return None if killed is None else looked_at(checkpoints(run) / folder_name(killed.to))
+        return None if killed is None else read_manifest(checkpoints(run) / folder_name(killed.to))
 
     return on_all_ranks(look, world)
 

@@ -5,7 +5,7 @@ applied to what is read from it, in this process or in the next. So a run that i
 goes on with it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +15,7 @@ from uuid import uuid4
 from pydantic import TypeAdapter
 
 from colonnade.checkpoint.folders import discard_after
-from colonnade.checkpoint.manifest import read_manifest, remedy, verify
+from colonnade.checkpoint.manifest import Manifest, looked_at, read_manifest, remedy, verify
 from colonnade.checkpoint.names import checkpoints_in, folder_name
 from colonnade.config.schema import Config
 from colonnade.data.curriculum import Curriculum
@@ -104,10 +104,19 @@ def unfinished(run: Path) -> Unfinished | None:
 
 
 def finish(run: Path, *, dry_run: bool = False) -> None:
-    """Do the rest of a rollback that was killed. `dry_run`: only say what that would be."""
+    """Do the rest of a rollback that was killed. CheckpointError where the checkpoint that it returns to is damaged:
+    nothing is changed then. `dry_run`: only say what that would be, and read no tensor.
+    """
     found = unfinished(run)
     if found is None:
         return
+    try:
+        _sound(checkpoints_in(checkpoints(run)), found.to, looked_at if dry_run else _verified)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"The run was killed in its rollback to step {found.to}, which cannot be finished: {error} To return to "
+            f"one of them: `colonnade rollback {run} STEP`."
+        ) from None
     gone = ", ".join(map(str, found.later))
     if dry_run:
         text = "would be finished first: the checkpoints of steps {} would be deleted. What follows is as behind that."
@@ -139,7 +148,7 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
             f"{checkpoints(run)} has no {folder_name(step)}: a run returns to a step that it has saved. There are "
             f"checkpoints of these steps: {there}."
         )
-    known = _sound(saved, step).rollbacks
+    known = _sound(saved, step, _verified).rollbacks
     rollback = Rollback(
         to=step,
         skip=asked.skip,
@@ -162,17 +171,24 @@ def by_hand(run: Path, step: int, asked: RollbackOptions) -> tuple[Rollback, lis
     return rollback, [each for each in saved if each > step]
 
 
-def _sound(saved: Mapping[int, Path], step: int) -> RunMetadata:
-    """The metadata of the checkpoint of a step. CheckpointError unless every byte of it is the one that was written."""
+def _sound(saved: Mapping[int, Path], step: int, check: Callable[[Path], Manifest]) -> RunMetadata:
+    """The metadata of the checkpoint of a step, to which a run is to return. CheckpointError where `check` finds it
+    damaged.
+    """
     path, others = saved[step], ", ".join(str(each) for each in saved if each != step) or "none"
-    say_aside(f"Checking every byte of {path} …")
     try:
-        return metadata_of(path, verify(path))
+        return metadata_of(path, check(path))
     except CheckpointError as error:
         reason = str(error).removesuffix(remedy(path)).rstrip()
         raise CheckpointError(
             f"{reason} The run does not return to it, and is as it was. Other checkpoints are of these steps: {others}."
         ) from None
+
+
+def _verified(path: Path) -> Manifest:
+    """Every byte of it is the one that was written. It takes a while, which is said."""
+    say_aside(f"Checking every byte of {path} …")
+    return verify(path)
 
 
 def _measured_by_hand(
