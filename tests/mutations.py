@@ -4741,8 +4741,8 @@ MUTATIONS = [
     Mutation(
         "a dry run tells of changes as behind a checkpoint that the run would delete first",
         "train/beginning.py",
-        "rollbacks.unfinished(Path(config.run.folder)) if dry_run else None",
-        "None",
+        "newest_step(checkpoints(run)) if seen is None else seen.step",
+        "newest_step(checkpoints(run))",
         ("tests/train/test_beginning.py",),
     ),
     Mutation(
@@ -4784,8 +4784,8 @@ MUTATIONS = [
     Mutation(
         "a dry run would go on from a checkpoint that the run would delete first",
         "train/beginning.py",
-        "    killed = rollbacks.unfinished(run)\n    return",
-        "    killed = None\n    return",
+        'return str(find(run) or "") if seen is None else str(checkpoints(run) / folder_name(seen.step))',
+        'return str(find(run) or "")',
         ("tests/train/test_beginning.py",),
     ),
     Mutation(
@@ -13371,17 +13371,15 @@ MUTATIONS = [
     Mutation(
         "each rank looks itself where a run would begin",
         "train/beginning.py",
-        'newest = broadcast_text(on_all_ranks(lambda: "" if mesh.rank else str(_found(run) or ""), '
-        "mesh.world), mesh.world)",
-        'newest = on_all_ranks(lambda: str(_found(run) or ""), mesh.world)',
+        "newest = broadcast_text(on_all_ranks(found, mesh.world), mesh.world)",
+        'newest = on_all_ranks(lambda: str(find(run) or ""), mesh.world)',
         ("tests/train/test_beginning.py",),
     ),
     Mutation(
         "rank 0 alone tells before a start that checkpoints are gone",
         "train/beginning.py",
-        'newest = broadcast_text(on_all_ranks(lambda: "" if mesh.rank else str(_found(run) or ""), '
-        "mesh.world), mesh.world)",
-        'newest = broadcast_text("" if mesh.rank else str(_found(run) or ""), mesh.world)',
+        "newest = broadcast_text(on_all_ranks(found, mesh.world), mesh.world)",
+        "newest = broadcast_text(found(), mesh.world)",
         ("tests/train/test_beginning.py",),
     ),
     Mutation(

@@ -20,7 +20,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh
 from colonnade.planner import banner as banners
 from colonnade.report.record import read_run
-from colonnade.train import beginning, start
+from colonnade.train import beginning, rollbacks, start
 from colonnade.train.beginning import beginning_of, course_of
 from colonnade.train.corpus import open_corpus
 from colonnade.train.rollback import Rollback, write
@@ -190,7 +190,8 @@ def test_a_dry_run_tells_of_a_rollback_that_was_killed_and_leaves_its_rest_to_th
     assert snapshot(run) == before
     config = load(finished.config, [f"run.folder={run}"])
     corpus, world = open_corpus(config), Mesh().world
-    assert course_of(config, corpus, world, dry_run=True).whole.train.steps == 8
+    seen = beginning.seen_behind_rollback(config, world)
+    assert course_of(config, corpus, world, seen).whole.train.steps == 8
     assert course_of(config, corpus, world).whole.train.steps == 6, "a run has finished the rollback before"
 
 
@@ -205,6 +206,17 @@ def test_of_a_rollback_that_was_killed_a_dry_run_looks_at_the_checkpoint_that_th
     told = forked("train", finished.config, f"run.folder={run}", "train.steps=8", "--dry-run")
     assert told.status == status and ("go on from" in told.out) == (status == 0), told
     assert (f"{path}/__0_0.distcp is damaged: it has 100 bytes" in told.err) == (status == 2)
+
+
+def test_a_dry_run_looks_for_a_rollback_that_was_killed_once_before_its_ranks_and_once_on_them(
+    finished: Finished, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look reads manifests and all events, and later ones may see another folder."""
+    looked, unfinished = list[Path](), rollbacks.unfinished
+    monkeypatch.setattr(rollbacks, "unfinished", lambda run: looked.append(run) or unfinished(run))
+    write(run, [Rollback(to=4, id="it")])
+    told = here("train", finished.config, f"run.folder={run}", "train.steps=8", "--dry-run")
+    assert told.status == 0 and looked == [run] * 2, told
 
 
 @pytest.mark.parametrize("has_begun", [True, False])

@@ -47,17 +47,17 @@ class Course(NamedTuple):
     """The changes that lead to `now`, with their positions."""
 
 
-def course_of(config: Config, corpus: Corpus, ranks: Axis, *, dry_run: bool = False) -> Course:
+def course_of(config: Config, corpus: Corpus, ranks: Axis, seen: Manifest | None = None) -> Course:
     """Behind the newest checkpoint, on all ranks by what rank 0 reads: a sentence for each change that will be refused,
     of those that are too long for their data too. ConfigError where the data of a run that begins end before it does;
-    one that goes on is checked from its checkpoint (`rollbacks.apply`). `config`, `corpus`: as begun. `dry_run`: the
-    rest of a rollback that was killed is still to be done.
+    one that goes on is checked from its checkpoint (`rollbacks.apply`). `config`, `corpus`: as begun. `seen`: what rank
+    0 has read of the checkpoint that the run goes on from; without it the newest counts.
     """
     text = ""
     if ranks.rank == 0:
-        killed = rollbacks.unfinished(Path(config.run.folder)) if dry_run else None
-        step = newest_step(checkpoints(Path(config.run.folder))) if killed is None else killed.to
-        text = _FOUND.dump_json((step, foreseen(config, step), tuple(returns_of(Path(config.run.folder))))).decode()
+        run = Path(config.run.folder)
+        step = newest_step(checkpoints(run)) if seen is None else seen.step
+        text = _FOUND.dump_json((step, foreseen(config, step), tuple(returns_of(run)))).decode()
     step, changes, returns = _FOUND.validate_json(broadcast_text(text, ranks))
     start = Expected(config, rollbacks=returns)
     if not step:
@@ -75,14 +75,22 @@ def course_of(config: Config, corpus: Corpus, ranks: Axis, *, dry_run: bool = Fa
     return Course(stages[len(made)].config, stages[-1].config, returns, tuple(told), tuple(made))
 
 
-def beginning_of(config: Config, corpus: Corpus, course: Course, mesh: Mesh, origin: Origin | None) -> str:
+def beginning_of(
+    config: Config, corpus: Corpus, course: Course, mesh: Mesh, origin: Origin | None, seen: Manifest | None = None
+) -> str:
     """Where a run would begin, as rank 0 finds its folder; every rank calls this. Reads manifests and, where something
     is stored to hold them against, all of a published model beside it. Raises what the run's start does, but for what
     only the tensors of a checkpoint show. `config`, `corpus`: as begun. `origin`: the weights that it begins from, or
-    that are beside its adapters.
+    that are beside its adapters. `seen`: as in `course_of`.
     """
     run = Path(config.run.folder)
-    newest = broadcast_text(on_all_ranks(lambda: "" if mesh.rank else str(_found(run) or ""), mesh.world), mesh.world)
+
+    def found() -> str:
+        if mesh.rank:
+            return ""
+        return str(find(run) or "") if seen is None else str(checkpoints(run) / folder_name(seen.step))
+
+    newest = broadcast_text(on_all_ranks(found, mesh.world), mesh.world)
     path = Path(newest) if newest else None
     manifest = None if path is None else read_manifest(path)
     taught.check(config, corpus, mesh)
@@ -108,18 +116,13 @@ def beginning_of(config: Config, corpus: Corpus, course: Course, mesh: Mesh, ori
 
 def seen_behind_rollback(config: Config, world: Axis) -> Manifest | None:
     """What rank 0 reads of the checkpoint that the rest of a rollback that was killed would leave as the newest, if
-    there is one; every rank calls this. `rollbacks.finish` has looked whether it can be whole.
+    there is one; every rank calls this. `rollbacks.finish` has told of the rest, and has looked whether that checkpoint
+    can be whole: in the process that holds the folder, which may be another.
     """
     run = Path(config.run.folder)
 
     def look() -> Manifest | None:
         killed = None if world.rank else rollbacks.unfinished(run)
-        return None if killed is None else read_manifest(checkpoints(run) / folder_name(killed.to))
+        return None if killed is None else read_manifest(killed.checkpoint)
 
     return on_all_ranks(look, world)
-
-
-def _found(run: Path) -> Path | None:
-    """As `find`, behind the rest of a rollback that was killed."""
-    killed = rollbacks.unfinished(run)
-    return find(run) if killed is None else checkpoints(run) / folder_name(killed.to)

@@ -134,12 +134,12 @@ def main(
             origin = init_from.opened(config, corpus, mesh.world, begins=drawn) if drawn or has_base else None
             if mesh.rank == 0 and not dry_run:
                 same_run.occupy(config)
-            course = course_of(config, corpus, mesh.world, dry_run=dry_run)
+            course = course_of(config, corpus, mesh.world, seen)
             summary = banner(course, mesh, device, corpus, decision)
             monitor.say(summary.text)
             on_all_ranks(summary.check, mesh.world)
             if dry_run:
-                begins_so = beginning_of(config, corpus, course, mesh, origin)
+                begins_so = beginning_of(config, corpus, course, mesh, origin, seen)
                 monitor.say("\n".join([f"Nothing was trained or saved. The run would {begins_so}.", *course.refused]))
                 return
             state = build_state(config, mesh, corpus.vocab_size, device, draw=drawn, products=products)

@@ -75,6 +75,8 @@ class Unfinished(NamedTuple):
 
     to: int
     """Its step."""
+    checkpoint: Path
+    """Which it returns to."""
     later: tuple[int, ...]
     """The steps of these checkpoints."""
 
@@ -100,7 +102,7 @@ def unfinished(run: Path) -> Unfinished | None:
             f"there since. To go on from it, remove the last entry of {run / ROLLBACKS}; to go on behind the rollback, "
             f"move it out of {checkpoints(run)}."
         )
-    return Unfinished(last.to, later)
+    return Unfinished(last.to, saved[last.to], later)
 
 
 def finish(run: Path, *, dry_run: bool = False) -> None:
