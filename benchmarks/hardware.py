@@ -56,6 +56,14 @@ def commit(tree: Path = ROOT) -> str:
     return (answers[0] or "none") + (" + changes" if answers[1] else "")
 
 
+def in_one_line() -> str:
+    """The same for a page: processor, versions, commit, and how many programs were at work in the last minute."""
+    found = describe()
+    has = ", ".join(flag for flag in FLAGS if flag in _cpuinfo("flags").split())
+    versions = f"Python {found['python']}, torch {found['torch']}, commit {found['commit']}"
+    return f"{found['cpu']}, {found['cores']} cores ({has}), {versions}, load {os.getloadavg()[0]:.2f} at the start"
+
+
 def command_line() -> str:
     """How this program was started: the module's name instead of its path, no folders of this machine."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)

@@ -5,11 +5,13 @@ from argparse import Namespace
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import pytest
+import torch
 
+from benchmarks import compiled_functions, curves, kernel_pairs, packed_weights, speed_table, step_parts, train_speed
 from benchmarks import hardware as hardware_of_benchmarks
-from benchmarks import kernel_pairs, speed_table, step_parts, train_speed
 from benchmarks import limits as limits_of_benchmarks
 from benchmarks.cleaning_page import Bulk, Cost, Whole, walls, whole
 from benchmarks.colonnade_step import build_step
@@ -293,3 +295,66 @@ def test_files_of_pairs_are_as_many_as_tasks_however_many_pairs_there_are() -> N
     found = whole("group", costs, [], {"group": Bulk(1.0, 0.5, 900.0)})
     assert found.operations == pytest.approx(2 * 37_253 + 20)
     assert (found.read, found.seconds) == pytest.approx((40_000, 20_000), rel=1e-3)
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_packed_weights_multiply_as_the_kernels_do(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((48, 64), (96, 64)))
+    right = x.double() @ weight.double().t()
+    found = {name: call() for name, call in packed_weights.ways(x, weight).items()}
+    assert {"blas", "compiled", packed_weights.ONEDNN} <= found.keys()
+    for name, y in found.items():
+        assert y.dtype is dtype, name
+        assert float((y.double() - right).norm() / right.norm()) < (1e-6 if dtype is torch.float32 else 3e-3), name
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", [name for name in compiled_functions.FUNCTIONS if name != "AdamW"])
+def test_functions_of_training_are_what_they_stand_beside(
+    name: str, dtype: Literal["fp32", "bf16"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled by torch is what is plain."""
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    found = compiled_functions.FUNCTIONS[name](compiled_functions.Drawn(Task(dtype=dtype, **TINY)))
+    y, dx, *_ = found.plain()
+    for ours, plain in zip(found.ours(), (y, dx), strict=False):
+        error = (ours.double() - plain.double()).norm() / plain.double().norm()
+        assert float(error) < (1e-5 if dtype == "fp32" else 1e-2)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_the_rule_of_adamw_that_torch_compiles_is_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(compiled_functions, "RATE", 1e-2)
+    steps = []
+    for way in ("plain", "by_torch", "ours"):
+        torch.manual_seed(0)
+        found = compiled_functions.update(compiled_functions.Drawn(Task(dtype="bf16", **TINY)))
+        (weights,) = getattr(found, way)()
+        steps.append(weights.clone())
+    torch.manual_seed(0)
+    begin = torch.randn_like(steps[0])
+    for step in steps:
+        assert float((step - steps[0]).norm() / (steps[0] - begin).norm()) < 1e-5 and not torch.equal(step, begin)
+
+
+def test_runs_are_compared_step_by_step() -> None:
+    def run(*losses: float) -> curves.Lines:
+        lines: curves.Lines = [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
+        lines[-1]["validation_loss"] = losses[-1] + 1
+        return lines
+
+    runs = {"a": run(3.0, 2.0, 1.0), "b": run(3.0, 2.5, 0.75)}
+    assert curves.differences(runs["b"], runs["a"], "loss") == [0.0, 0.5, -0.25]
+    assert curves.table(runs, "loss", "a")[2:] == [
+        "| a | – | – | – | 2.0000 |",
+        "| b | 0.2500 | 0.5000 | 2 | 1.7500 |",
+        "",
+        "A step of a differs from the next by 1.000.",
+    ]
+    assert curves.numbers(runs, "loss")["b"] == {"loss": [3.0, 2.5, 0.75], "validation_loss": [1.75]}
+    with pytest.raises(SystemExit, match="same steps"):
+        curves.differences(runs["a"], run(1.0), "loss")
