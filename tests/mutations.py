@@ -71,6 +71,7 @@ DRAWING = "tests/drawing/test_scale.py"
 PAGE = "tests/report/test_page.py"
 TRACKING = "tests/train/test_tracking.py"
 UPLOADS = "tests/train/test_uploads.py"
+LESSER_MACHINES = "tests/train/test_lesser_machines.py"
 TIME_LIMIT = 900.0
 
 
@@ -14091,6 +14092,41 @@ MUTATIONS = [
         "tuple(send(x, pp, to) for x in tensors if x is not None)",
         "tuple(send(x.float(), pp, to) for x in tensors if x is not None)",
         ("tests/cuda/test_fake_group.py",),
+    ),
+    Mutation(
+        "half a register has 32 bytes on every processor",
+        "kernels/compiled.cpp",
+        "vector_size(VECTOR / 2)",
+        "vector_size(32)",
+        (LESSER_MACHINES,),
+    ),
+    Mutation(
+        "kernels are compiled for AVX-512 whatever the processor has",
+        "kernels/compiled.py",
+        '"-march=native", ',
+        '"-march=native", "-mavx512f", ',
+        (LESSER_MACHINES,),
+    ),
+    Mutation(
+        "of ranks that share a core each has no thread",
+        "launch/launch.py",
+        "else max(1, num_cores() // num_ranks)",
+        "else num_cores() // num_ranks",
+        ("tests/launch/test_environment.py", LESSER_MACHINES),
+    ),
+    Mutation(
+        "a run ends where there is no compiler",
+        "kernels/compiled.py",
+        "except (_Missing, OSError) as error:",
+        "except OSError as error:",
+        ("tests/kernels/test_compiled.py", LESSER_MACHINES),
+    ),
+    Mutation(
+        "the kernels that a run does without are not told",
+        "train/products.py",
+        "notes=(*ranks.notes, *_without_compiled(lacking), *again, *other)",
+        "notes=(*ranks.notes, *again, *other)",
+        ("tests/train/test_products.py", LESSER_MACHINES),
     ),
 ]
 
