@@ -3866,9 +3866,30 @@ MUTATIONS = [
     Mutation(
         "the search keeps whole stages where chunks live",
         "planner/compose.py",
-        "self.live(config, stage) * (kept.each // parallel.virtual_stages)",
-        "self.live(config, stage) * kept.each",
+        "live.chunks * (kept.each // parallel.virtual_stages)",
+        "live.chunks * kept.each",
         ("tests/planner/test_search.py",),
+    ),
+    Mutation(
+        "composed memory has no masks that layers share",
+        "planner/compose.py",
+        " + live.microbatches * kept.shared",
+        "",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "composed memory has a mask for each chunk that a micro-batch is in",
+        "planner/compose.py",
+        "live.microbatches * kept.shared",
+        "live.chunks * kept.shared",
+        ("tests/planner/test_compose.py",),
+    ),
+    Mutation(
+        "composed memory has no masks of what is computed again",
+        "planner/compose.py",
+        "working + kept + sum(common.values())",
+        "working + kept",
+        ("tests/planner/test_compose.py",),
     ),
     Mutation(
         "a search counts what a rank puts into ZeRO's gathering of parameters dp times too large",

@@ -23,12 +23,15 @@ from colonnade.planner.hardware import hardware
 from colonnade.planner.kept import Handed
 from colonnade.planner.kept import Kept as OfAUnit
 from colonnade.planner.memory import buffer_bytes, rank_memory, resident
+from colonnade.planner.ranks import largest, plan_run
 from colonnade.planner.unit_times import Costs, UnitCost, _cost, unit_costs
 from colonnade.planner.waiting import Hop, Work, filling, waiting
 from tests.parity.runs import Case, Way, configured
 from tests.planner.once import units_timed_once
 
 A100 = hardware("a100-80gb")
+LONG: dict[Any, Any] = {}
+"""What units cost of long texts with several documents."""
 
 
 def config(**keys: Any) -> Config:
@@ -184,18 +187,26 @@ def test_a_message_is_as_large_as_in_a_run(
 
 @pytest.mark.parametrize(
     ("schedule", "virtual_stages", "live"),
-    [("1f1b", 1, (2, 1)), ("zero_bubble", 1, (2, 2)), ("interleaved", 2, (5, 3)), ("gpipe", 1, (8, 8))],
+    [
+        ("1f1b", 1, [(2, 2), (1, 1)]),
+        ("zero_bubble", 1, [(2, 2), (2, 1)]),
+        ("interleaved", 2, [(5, 4), (3, 3)]),
+        ("gpipe", 1, [(8, 8), (8, 8)]),
+    ],
 )
 def test_micro_batches_live_as_long_as_their_schedule_keeps_them(
-    schedule: str, virtual_stages: int, live: tuple[int, int]
+    schedule: str, virtual_stages: int, live: list[tuple[int, int]]
 ) -> None:
+    """Chunks of micro-batches, until their weight gradients are there; and micro-batches with a chunk whose backward is
+    to come.
+    """
     way = config(pp=2, schedule=schedule, virtual_stages=virtual_stages)
-    assert tuple(composer().live(way, stage) for stage in (0, 1)) == live
+    assert [composer().live(way, stage) for stage in (0, 1)] == live
 
 
 def test_each_schedule_keeps_its_own_micro_batches_whatever_was_looked_at_before() -> None:
     found = composer()
-    assert [found.live(config(pp=2, schedule=each), 1) for each in ("1f1b", "zero_bubble", "gpipe")] == [1, 2, 8]
+    assert [found.live(config(pp=2, schedule=each), 1).chunks for each in ("1f1b", "zero_bubble", "gpipe")] == [1, 2, 8]
 
 
 def test_rounds_that_are_not_whole_are_refused_however_few_micro_batches_would_do() -> None:
@@ -203,7 +214,7 @@ def test_rounds_that_are_not_whole_are_refused_however_few_micro_batches_would_d
     odd = way.model_copy(update={"train": way.train.model_copy(update={"global_batch_size": 9})})
     with pytest.raises(LayoutError, match="micro-batches"):
         composer().live(odd, 0)
-    assert composer().live(way, 0) == 5
+    assert composer().live(way, 0).chunks == 5
 
 
 @pytest.mark.parametrize(("zero", "more"), [(1, 0), (2, 4 * 200 + 2 * 100), (3, 4 * 200 + 2 * 100 + 2 * 300)])
@@ -212,7 +223,7 @@ def test_memory_has_what_micro_batches_keep_and_what_is_gathered(zero: int, more
     last a rank's part; under ZeRO 3 parameters too, frozen or not, of the same moment.
     """
     way = config(pp=2, dp=2, zero=zero, schedule="interleaved", virtual_stages=2)
-    kept = Kept(each=1000, once=70, moments=frozenset({Moment(200, 100, 300), Moment(30, 20, 600)}))
+    kept = Kept(each=1000, once=70, shared=0, moments=frozenset({Moment(200, 100, 300), Moment(30, 20, 600)}))
     found = composer()._memory(0, Lengths(1600, 800), kept, way)
     assert found == buffer_bytes(1600, way.parallel, way.train, frozen=800) + 5 * 500 + 70 + more
 
@@ -356,6 +367,28 @@ def test_one_of_two_large_tables_is_on_its_way_behind_a_single_micro_batch(
     held = rank_memory(found.model, found.parallel, found.train, vocab_size=20_000, architecture=parts)
     composed = Composer(found, 20_000, Cost(A100, 8)).compose(found)[1]
     assert composed == pytest.approx(held.state + held.buffers, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("keys", "frozen"),
+    [
+        ({"pp": 2}, ()),
+        ({"pp": 2, "schedule": "zero_bubble"}, ()),
+        ({"pp": 2, "schedule": "interleaved", "virtual_stages": 2}, ()),
+        ({"recompute": "full"}, ()),
+        ({"pp": 2}, ("embedding*", "blocks.[0-2].*")),
+        ({"recompute": "full"}, ("embedding*", "blocks.[0-2].*")),
+    ],
+    ids=["1f1b", "zero bubble", "interleaved", "full", "frozen", "full and frozen"],
+)
+def test_masks_of_documents_take_memory_as_they_do_in_a_run(keys: dict[str, Any], frozen: tuple[str, ...]) -> None:
+    """Once a micro-batch, as long as a layer needs it: 65,536 bytes here, of hidden states that take 8,192."""
+    with units_timed_once(LONG):
+        way = config(**keys).model_copy(update={"parts": PartsConfig(frozen=frozen)})
+        data = way.data.model_copy(update={"documents": "separate"})
+        long = way.model_copy(update={"data": data, "model": way.model.model_copy(update={"seq_length": 256})})
+        composed = Composer(long, 64, Cost(A100, 2)).compose(long)[1]
+    assert composed == pytest.approx(largest(plan_run(long, 64)).memory.total, rel=0.04)
 
 
 def test_a_unit_keeps_what_it_makes_and_hands_on_and_no_more() -> None:
@@ -696,7 +729,7 @@ def test_few_micro_batches_live_fewer_than_many_do() -> None:
     """Also where many were looked at before."""
     found, way = composer(), config(pp=4, schedule="gpipe")
     few = way.model_copy(update={"train": way.train.model_copy(update={"global_batch_size": 2})})
-    assert [found.live(each, 0) for each in (way, few)] == [way.train.num_microbatches(1), 2]
+    assert [found.live(each, 0).chunks for each in (way, few)] == [way.train.num_microbatches(1), 2]
 
 
 def test_what_is_remembered_of_a_layout_is_taken_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,16 @@ def peak_activations(actions: Sequence[Action], freed_by: Kind) -> int:
     return peak
 
 
+def peak_microbatches(actions: Sequence[Action]) -> int:
+    """The most micro-batches at once of which some chunk has its backward to come."""
+    chunks, live, peak = Counter[int](), set[int](), 0
+    for action in actions:
+        chunks[action.microbatch] += (action.kind == "F") - (action.kind == "B")
+        (live.add if chunks[action.microbatch] else live.discard)(action.microbatch)
+        peak = max(peak, len(live))
+    return peak
+
+
 def _run(
     schedules: Sequence[Sequence[Action]],
     durations: Sequence[Durations],

@@ -3,7 +3,7 @@
     step    = (m − 1) · slowest stage + Σ stages / v + messages there and back, once and in each round, or on the link
               that is longest at work
               + gradients and parameters over dp + gradients that several stages have + optimizer + reading
-    memory  = buffers (exact) + live micro-batches · what units keep + one unit at work
+    memory  = buffers (exact) + live micro-batches · (what units keep + what they share) + one unit at work
 
 Under zero_bubble a stage that waits runs weight gradients: of the other stages' F + B + W, W and min(F, B, W) are
 hidden, this as far as there are micro-batches (`pipeline/theory.py`). What layouts share is worked out once: a search
@@ -20,8 +20,8 @@ from colonnade.architecture.statement import Unit
 from colonnade.config.schema import Config
 from colonnade.pipeline.partition import chunks, cut, holders
 from colonnade.pipeline.recompute import groups
-from colonnade.pipeline.schedule import actions
-from colonnade.pipeline.simulate import peak_activations
+from colonnade.pipeline.schedule import Kind, actions
+from colonnade.pipeline.simulate import peak_activations, peak_microbatches
 from colonnade.planner.cost import Cost
 from colonnade.planner.counting import enough
 from colonnade.planner.memory import Memory, buffer_bytes
@@ -57,8 +57,19 @@ class Kept(NamedTuple):
     """Of each live micro-batch and chunk."""
     once: int
     """While one unit is at work."""
+    shared: int
+    """Of each live micro-batch, whatever chunks it is in: what units have in common."""
     moments: frozenset[Moment]
     """All that there are."""
+
+
+class Live(NamedTuple):
+    """The most that backward is to come for at once, on a stage."""
+
+    chunks: int
+    """Each of a micro-batch."""
+    microbatches: int
+    """Some chunk of each."""
 
 
 class Lengths(NamedTuple):
@@ -299,16 +310,16 @@ class Composer:
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def live(self, config: Config, stage: int) -> int:
-        """The most micro-batches and chunks that live at once. Raises LayoutError for what cannot be scheduled."""
+    def live(self, config: Config, stage: int) -> Live:
+        """The most that live at once. Raises LayoutError for what cannot be scheduled."""
         parallel = config.parallel
         count = config.train.num_microbatches(parallel.dp)
         few = enough(parallel, count) if count % parallel.pp == 0 else count
-        freed = "W" if parallel.schedule == "zero_bubble" else "B"
 
-        def make() -> int:
+        def make() -> Live:
             order = actions(parallel.schedule, stage, parallel.pp, few, parallel.virtual_stages)
-            return peak_activations(order, "W" if freed == "W" else "B")
+            freed_by: Kind = "W" if parallel.schedule == "zero_bubble" else "B"
+            return Live(peak_activations(order, freed_by), peak_microbatches(order))
 
         return self._once(("live", parallel.schedule, stage, parallel.pp, few, parallel.virtual_stages), make)
 
@@ -341,11 +352,17 @@ class Composer:
         def make() -> Kept:
             first = min((costs.of(unit).handed for unit in units if not unit.is_loss), default=0)
             each = once = 0
+            shared: dict[str, int] = {}
             for group, again in groups(units, config.parallel.recompute_group):
                 kept = sum(costs.of(unit).kept for unit in group)
+                working = max(costs.of(unit).working for unit in group)
+                common = {unit.usual_kind: costs.of(unit).shared for unit in group}
+                stays = group[0].has_backward and not again
+                shared |= common if stays else {}
                 each += first if again else kept
-                once = max(once, max(costs.of(unit).working for unit in group) + (kept if again else 0))
-            return Kept(each, once, frozenset(self._moments(units, config.parallel.tp, is_ring=is_ring, split=split)))
+                once = max(once, working if stays else working + kept + sum(common.values()))
+            moments = self._moments(units, config.parallel.tp, is_ring=is_ring, split=split)
+            return Kept(each, once, sum(shared.values()), frozenset(moments))
 
         return self._once(("kept", stage, key, is_ring, split), make)
 
@@ -381,8 +398,9 @@ class Composer:
     def _memory(self, stage: int, lengths: Lengths, kept: Kept, config: Config) -> int:
         parallel = config.parallel
         fixed = buffer_bytes(lengths.trained, parallel, config.train, frozen=lengths.frozen)
-        live = self.live(config, stage) * (kept.each // parallel.virtual_stages)
-        return int(fixed + live + kept.once + max(_under_way(moment, config) for moment in kept.moments))
+        live = self.live(config, stage)
+        stays = live.chunks * (kept.each // parallel.virtual_stages) + live.microbatches * kept.shared
+        return int(fixed + stays + kept.once + max(_under_way(moment, config) for moment in kept.moments))
 
 
 def _under_way(moment: Moment, config: Config) -> float:

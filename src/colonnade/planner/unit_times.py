@@ -42,6 +42,8 @@ class UnitCost:
     """[bytes] What it hands on."""
     working: int
     """[bytes] The most that it makes for a moment."""
+    shared: int = 0
+    """[bytes] What all units of its kind share of the micro-batch, as long as one of them keeps it."""
 
 
 @dataclass(frozen=True)
@@ -125,4 +127,5 @@ def _by_unit(section: Section, clock: Clock) -> dict[str, float]:
 def _cost(of: Mapping[str, float], kept: Kept) -> UnitCost:
     handed = sum(each.size for each in kept.out if each.source is None)
     working = max(kept.forward - kept.inside, kept.backward)
-    return UnitCost(of.get("F", 0.0), of.get("B", 0.0), of.get("W", 0.0), kept.inside + handed, handed, working)
+    forward, backward, weights = (of.get(kind, 0.0) for kind in "FBW")
+    return UnitCost(forward, backward, weights, kept.inside + handed, handed, working, kept.shared)
