@@ -13146,11 +13146,11 @@ MUTATIONS = [
         ("tests/planner/test_estimate_report.py",),
     ),
     Mutation(
-        "a search's best layout is told against the memory of the device that was named, whatever --memory says",
-        "planner/search.py",
-        "planned = estimate(each.config, vocab_size, limited)",
-        "planned = estimate(each.config, vocab_size, hardware)",
-        ("tests/planner/test_search.py",),
+        "what --memory gives is passed over",
+        "cli_plan.py",
+        "_machine(on, memory)",
+        "_machine(on, None)",
+        ("tests/planner/test_plan_command.py",),
     ),
     Mutation(
         "a search cuts a teacher anew for each stage of each layout",

@@ -18,6 +18,7 @@ from colonnade.outputs import PAGES, check_output, json_of, write_output
 if TYPE_CHECKING:
     from colonnade.config.load import TomlFile
     from colonnade.config.schema import Config
+    from colonnade.planner.hardware import Hardware
     from colonnade.planner.page import Plan
     from colonnade.planner.search import Search
 
@@ -69,7 +70,7 @@ def plan(
         bool, typer.Option("--search", help="Try layouts of these ranks, and print the best. Needs --hardware.")
     ] = False,
     memory: Annotated[
-        float | None, typer.Option(help="[GB] Of a device, for ranks of a search. Unset: all.", show_default=False)
+        float | None, typer.Option(help="[GB] Of a device, in place of what --hardware says.", show_default=False)
     ] = None,
     keep: Keep = None,
     check: Annotated[
@@ -91,20 +92,20 @@ def plan(
         raise ConfigError("plan needs a configuration. Name a file (.toml), or a run with --check RUN.")
     if search and on is None:
         raise ConfigError("--search compares layouts on a machine. Name one: --hardware a100-80gb, or a file.")
-    _refuse_what_has_no_effect(memory, keep, search=search, draw=draw, measure=measure)
+    _refuse_what_has_no_effect(on, memory, keep, search=search, draw=draw, measure=measure)
     given = [config, *([] if on is None else [Path(on)])]
     by = "plan --search" if search else ""
     check_output(output, (".toml",) if search else (".svg",), inputs=given, written_by=by)
     check_output(html, PAGES, inputs=given, option="--html")
     from colonnade.config.load import TomlFile
 
-    file = TomlFile.read(config)
+    file, where = TomlFile.read(config), None if on is None else _machine(on, memory)
     overrides = [*(overrides or []), *_copies(file, overrides or [], None if search else ranks)]
-    settings, precision = _settings(file, overrides, on)
-    if search and on is not None:
-        _search(settings, precision, on, ranks, memory, keep or [], output, html, as_json=as_json)
+    settings, precision = _settings(file, overrides, on, where)
+    if search and where is not None:
+        _search(settings, precision, where, ranks, keep or [], output, html, as_json=as_json)
     else:
-        _plan(settings, precision, on, output, html, draw=draw, measure=measure, as_json=as_json)
+        _plan(settings, precision, where, output, html, draw=draw, measure=measure, as_json=as_json)
 
 
 def _check(run: Path, html: Path | None, *, alone: bool, as_json: bool) -> None:
@@ -118,12 +119,14 @@ def _check(run: Path, html: Path | None, *, alone: bool, as_json: bool) -> None:
 
 
 def _refuse_what_has_no_effect(
-    memory: float | None, keep: list[str] | None, *, search: bool, draw: bool, measure: bool
+    on: str | None, memory: float | None, keep: list[str] | None, *, search: bool, draw: bool, measure: bool
 ) -> None:
     if keep and not search:
         raise ConfigError("--keep holds a search to keys of the configuration. Give --search too, or leave it out.")
-    if memory is not None and not search:
-        raise ConfigError("--memory limits a rank in a search. Give --search too, or leave it out.")
+    if memory is not None and on is None:
+        raise ConfigError(
+            "--memory stands for a device's memory. Name the device too: --hardware a100-80gb, or a file."
+        )
     if memory is not None and not 0 < memory < math.inf:
         raise ConfigError(f"--memory {memory:g} is no size. Give what a rank may take in GB, like --memory 80.")
     if search and (draw or measure):
@@ -133,16 +136,24 @@ def _refuse_what_has_no_effect(
         )
 
 
-def _settings(config: "TomlFile", overrides: list[str], on: str | None) -> tuple["Config", str]:
+def _machine(name: str, memory: float | None) -> "Hardware":
+    """The machine of a name, or of a file, of devices with so many GB (None: those that it has)."""
+    from colonnade.planner.hardware import hardware as machine
+
+    found = machine(name)
+    return found if memory is None else found.having(device__memory=memory * 1e9)
+
+
+def _settings(
+    config: "TomlFile", overrides: list[str], on: str | None, where: "Hardware | None"
+) -> tuple["Config", str]:
     """The configuration, of a run on the device that the machine has, and its number format in words."""
     from colonnade.train.start import load_for_plan, precision_in_words
 
     settings = load_for_plan(config, overrides)
-    if on is None:
+    if where is None:
         return settings, precision_in_words(settings, config, overrides)
-    from colonnade.planner.hardware import hardware as machine
-
-    kind, device = machine(on).kind, settings.train.device
+    kind, device = where.kind, settings.train.device
     if device not in ("auto", kind):
         raise ConfigError(
             f'train.device = "{device}", and --hardware {on} computes on "{kind}". Name another machine, or set '
@@ -171,7 +182,7 @@ def _copies(config: "TomlFile", overrides: list[str], ranks: int | None) -> list
 def _plan(
     settings: "Config",
     precision: str,
-    on: str | None,
+    where: "Hardware | None",
     output: Path | None,
     html: Path | None,
     *,
@@ -181,11 +192,9 @@ def _plan(
 ) -> None:
     from colonnade.architecture.parts import trained_architecture
     from colonnade.planner import pipeline_report
-    from colonnade.planner.hardware import hardware as machine
     from colonnade.planner.pipeline import plan_pipeline
     from colonnade.planner.vocabulary import vocab_size
 
-    where = None if on is None else machine(on)
     size, seconds = vocab_size(settings.model, settings.data), None
     architecture = trained_architecture(settings, size)
     if measure:
@@ -259,9 +268,8 @@ class _Progress:
 def _search(
     settings: "Config",
     precision: str,
-    on: str,
+    where: "Hardware",
     ranks: int | None,
-    memory: float | None,
     keep: list[str],
     output: Path | None,
     html: Path | None,
@@ -270,7 +278,6 @@ def _search(
 ) -> None:
     with imports_stay():
         from colonnade.planner import search_report
-        from colonnade.planner.hardware import hardware as machine
         from colonnade.planner.search import KEPT, confirmed, search
         from colonnade.planner.vocabulary import vocab_size
 
@@ -279,10 +286,9 @@ def _search(
             raise ConfigError(
                 f"--keep {key} is no key that a search can leave as it is set. Use one of {', '.join(KEPT)}."
             )
-    where, size = machine(on), vocab_size(settings.model, settings.data)
+    size, progress = vocab_size(settings.model, settings.data), _Progress(as_json)
     count = ranks or settings.parallel.num_ranks
-    limit, progress = None if memory is None else memory * 1e9, _Progress(as_json)
-    found = search(settings, size, where, count, limit=limit, keep=keep, told=progress.tried)
+    found = search(settings, size, where, count, keep=keep, told=progress.tried)
     search_report.refuse_empty(found, count)
     best = confirmed(found, size, where, told=progress.planned)
     if output is not None:

@@ -15,7 +15,7 @@ from colonnade import cli, cli_plan
 from colonnade.config.load import load
 from colonnade.errors import LayoutError
 from colonnade.planner import measure, measure_hardware, measure_operators
-from colonnade.planner.hardware import hardware
+from colonnade.planner.hardware import Hardware, hardware
 from colonnade.planner.measure_operators import SIZES
 from colonnade.planner.search import Search
 from colonnade.train.products import LARGEST
@@ -186,20 +186,40 @@ def test_the_vocabulary_has_to_be_known(
     assert "neither model.vocab_size nor data.tokenizer is set" in answer.err
 
 
-def test_the_memory_of_a_search_is_in_gb(
+def test_the_memory_of_a_device_is_in_gb(
     config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[float | None] = []
+    asked: list[float] = []
 
-    def search(*_: object, limit: float | None, **__: object) -> None:
-        asked.append(limit)
+    def search(_: object, __: object, machine: Hardware, *___: object, **____: object) -> None:
+        asked.append(machine["device.memory"])
         raise LayoutError("no layout")
 
     monkeypatch.setattr("colonnade.planner.search.search", search)
-    for memory in ([], ["--memory", "80"]):
+    for memory in ([], ["--memory", "141"]):
         assert run(monkeypatch, config, "--search", "--hardware", "h100", *memory) == cli.USER_MISTAKE
         assert "no layout" in capsys.readouterr().err
-    assert asked == [None, 80_000_000_000]
+    assert asked == [hardware("h100")["device.memory"], 141_000_000_000]
+
+
+@pytest.mark.parametrize("options", [[], ["--search", "--ranks", "1"]], ids=["a plan", "a search"])
+def test_what_is_given_stands_for_the_memory_of_a_device(
+    config: str, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["parallel.pp=1", "model.num_layers=1", "train.global_batch_size=2", "--hardware", "h100", *options]
+    assert run(monkeypatch, config, *small, "--memory", "141") == 0
+    assert " of 141 GB of a device, " in capsys.readouterr().out
+    assert run(monkeypatch, config, *small, "--memory", "141", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    found = (told["best"] if options else told)["estimate"]
+    assert found["fits"] and found["room_bytes"] + found["memory_bytes"] == 141_000_000_000
+
+
+def test_one_layout_is_held_against_the_memory_that_is_given(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, config, "--hardware", "h100", "--memory", "0.0001") == 0
+    assert " more than the 100 kB of a device" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -242,7 +262,7 @@ def test_a_long_search_says_now_and_then_how_far_it_is(
         (["parallel.dp=2", "--ranks", "9"], "= 1 × 4. Use 8 or 12, or other sizes"),
         (["--output", "schedule.png"], "what is written is .svg. Use a name that ends so"),
         (["parallel.cuts=[4,4]", "parallel.pp=2", "parallel.cuts=[4,3]"], "sums to 7"),
-        (["--memory", "80"], "--memory limits a rank in a search. Give --search too"),
+        (["--memory", "80"], "--memory stands for a device's memory. Name the device too: --hardware a100-80gb"),
         (["--keep", "parallel.tp"], "--keep holds a search to keys of the configuration. Give --search too"),
         (
             ["--hardware", "h100", "--search", "--keep", "tp"],

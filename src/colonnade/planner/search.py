@@ -73,7 +73,7 @@ class Search:
     """What was found."""
 
     limit: float
-    """[bytes] That a rank may take."""
+    """[bytes] That a rank may take: the memory of a device."""
     fitting: list[Candidate] = field(default_factory=list)
     """The fastest first."""
     least: Candidate | None = None
@@ -121,10 +121,9 @@ def confirmed(
     found: Search, vocab_size: int, hardware: Hardware, *, told: Callable[[int], object] = lambda _: None
 ) -> Confirmed:
     """The fastest of the finalists that fits. More are looked at where none of them does. `told`: how many have been,
-    before each. What a rank may take stands for the device's memory in what is planned.
+    before each.
     """
     best: Confirmed | None = None
-    limited = hardware.having(device__memory=found.limit)
     looked_at, ways = 0, set[object]()
     for each in found.fitting:
         if best is not None and looked_at >= FINALISTS:
@@ -133,7 +132,7 @@ def confirmed(
             if each.way in ways:
                 continue
         told(looked_at)
-        planned = estimate(each.config, vocab_size, limited)
+        planned = estimate(each.config, vocab_size, hardware)
         looked_at += 1
         ways.add(each.way)
         fits = planned.memory <= found.limit
@@ -152,17 +151,16 @@ def search(
     hardware: Hardware,
     num_ranks: int,
     *,
-    limit: float | None = None,
     keep: Sequence[str] = (),
     told: Callable[[Search], object] = lambda _: None,
 ) -> Search:
-    """Layouts of `num_ranks` ranks within `limit` bytes (None: a device's memory). `keep`: keys that all have as the
+    """Layouts of `num_ranks` ranks that fit into the memory of a device. `keep`: keys that all have as the
     configuration has them. `told`: of what is found so far, behind each layout. Raises LayoutError where no layout has
     these keys so.
     """
     groups = ["parallel.recompute_every"] if "parallel.recompute" in keep else []
     kept = {key: attrgetter(key)(config) for key in (*keep, *groups)}
-    found = Search(hardware["device.memory"] if limit is None else limit)
+    found = Search(hardware["device.memory"])
     composer = Composer(config, vocab_size, Cost(hardware, num_ranks))
     for each in candidates(config, composer, num_ranks, partial(_keeps, kept)):
         found.tried += 1
