@@ -3782,8 +3782,8 @@ MUTATIONS = [
     Mutation(
         "finalists are held against the device's memory, not the user's --memory limit",
         "planner/search.py",
-        "fits = planned.memory <= found.limit",
-        'fits = planned.memory <= hardware["device.memory"]',
+        "if planned.memory > found.limit:",
+        'if planned.memory > hardware["device.memory"]:',
         ("tests/planner/test_search.py",),
     ),
     Mutation(
@@ -6873,7 +6873,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a layout of two ranks is called one rank",
-        "planner/search_report.py",
+        "planner/search.py",
         'parts = [f"{axis} {chosen[axis]}" for axis in ("tp", "pp", "dp") if chosen[axis] > 1] or ["one rank"]',
         'parts = [f"{axis} {chosen[axis]}" for axis in ("tp", "pp", "dp") if chosen[axis] > 2] or ["one rank"]',
         ("tests/planner/test_search.py",),
@@ -13151,6 +13151,20 @@ MUTATIONS = [
         "_machine(on, memory)",
         "_machine(on, None)",
         ("tests/planner/test_plan_command.py",),
+    ),
+    Mutation(
+        "where no finalist fits, a search looks at no other",
+        "planner/search.py",
+        "    if not best:\n        bisect_left(replace(found, fitting=others).front, True, key=fits)\n",
+        "",
+        ("tests/planner/test_search.py",),
+    ),
+    Mutation(
+        "where no finalist fits, a search plans one layout after the other",
+        "planner/search.py",
+        "bisect_left(replace(found, fitting=others).front, True, key=fits)",
+        "any(map(fits, others))",
+        ("tests/planner/test_search.py",),
     ),
     Mutation(
         "a search cuts a teacher anew for each stage of each layout",

@@ -26,8 +26,7 @@ from colonnade.planner.operators import Operator, Section
 from colonnade.planner.page import Plan, _spans, busiest, of_search, page, walks_of
 from colonnade.planner.pipeline import plan_pipeline
 from colonnade.planner.ranks import RankKind, RankPlan, plan_run
-from colonnade.planner.search import Candidate, Confirmed, Search, search
-from colonnade.planner.search_report import layout_in_words
+from colonnade.planner.search import Candidate, Confirmed, Search, layout_in_words, search
 from colonnade.planner.timeline import Played
 from tests.parity.runs import Case, Way, configured
 from tests.planner.test_estimate_report import FIGURES

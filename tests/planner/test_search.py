@@ -33,10 +33,11 @@ from colonnade.planner.search import (
     _keeps,
     candidates,
     confirmed,
+    layout_in_words,
     refusal,
     search,
 )
-from colonnade.planner.search_report import as_json, as_text, layout_in_words, refuse_empty, write
+from colonnade.planner.search_report import as_json, as_text, refuse_empty, write
 from colonnade.planner.unit_times import unit_costs
 from tests.parity.runs import Case, Way, configured
 from tests.planner.once import units_timed_once
@@ -269,10 +270,13 @@ def confirmed_of(
     planned: Sequence[tuple[float, int]],
     checkpoints: float = 0.0,
 ) -> tuple[int, int]:
-    """(which is the best, how many were planned) of layouts of such times and ways, on the real program as planned.
-    `checkpoints`: [s] of each planned time.
+    """(which is the best, how many were planned) of layouts of such times and ways, each composed to take less memory
+    than the one before, on the real program as planned. `checkpoints`: [s] of each planned time.
     """
-    each_one: list[Any] = [SimpleNamespace(config=i, seconds=each[0], way=each[1]) for i, each in enumerate(composed)]
+    each_one: list[Any] = [
+        SimpleNamespace(config=i, seconds=each[0], way=each[1], memory=-i, chosen=numbered(1.0, 1).chosen)
+        for i, each in enumerate(composed)
+    ]
 
     def plan(number: int, *_: object) -> object:
         seconds, memory = planned[number]
@@ -290,16 +294,36 @@ def confirmed_of(
     [
         ([(3.0, 10), (1.0, 99), (2.0, 10), (0.5, 10)], 2, 3),
         ([(1.0, 10), (2.0, 10), (3.0, 10)], 0, 3),
-        ([(3.0, 99), (2.0, 99), (1.0, 99), (4.0, 10), (0.5, 10)], 3, 4),
         ([(2.0, 10), (3.0, 10)], 0, 2),
     ],
-    ids=["the fastest that fits", "the first", "none of the finalists fits", "few"],
+    ids=["the fastest that fits", "the first", "few"],
 )
 def test_of_three_that_are_planned_the_fastest_that_fits_is_the_best(
     monkeypatch: pytest.MonkeyPatch, planned: list[tuple[float, int]], best: int, looked_at: int
 ) -> None:
     composed = [(5.0, "pp 2")] * len(planned)
     assert confirmed_of(monkeypatch, composed, planned) == (best, looked_at)
+
+
+@pytest.mark.parametrize("fits_from", [3, 4, 1234, 3998, 3999])
+def test_where_no_finalist_fits_the_front_is_looked_through_by_halves(
+    monkeypatch: pytest.MonkeyPatch, fits_from: int
+) -> None:
+    """Of thousands a dozen is planned, and the fastest that fits is found."""
+    composed = [(1.0 + number, "pp 2") for number in range(4000)]
+    planned = [(2.0 + number, 10 if number >= fits_from else 99) for number in range(4000)]
+    best, looked_at = confirmed_of(monkeypatch, composed, planned)
+    assert best == fits_from and looked_at <= 3 + 12
+
+
+def test_where_none_fits_a_dozen_is_planned_and_the_least_of_all_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = [(1.0 + number, "pp 2") for number in range(4000)]
+    with pytest.raises(
+        LayoutError,
+        match=r"^Of 4,000 layouts that seemed to fit into 50 B none of the 14 that were planned on the real program "
+        r"does\. The least, 51 B, is 1 B more, with one rank, micro-batch 1\. Use more --ranks, a higher --memory, ",
+    ):
+        confirmed_of(monkeypatch, composed, [(1.0, 4050 - number) for number in range(4000)])
 
 
 def test_where_layouts_are_slower_than_composed_the_fastest_of_each_other_way_is_planned_too(
@@ -535,7 +559,7 @@ def test_a_layout_in_words_has_what_is_not_as_usual(keys: dict[str, Any], words:
 
 def test_the_real_program_has_to_fit_what_was_asked_for() -> None:
     """Not all of a device's memory."""
-    with pytest.raises(LayoutError, match=r"Of 1 layouts .*, none does on the real program"):
+    with pytest.raises(LayoutError, match=r"Of 1 layouts .* into 1.00 kB none of the 1 that were planned .* does"):
         confirmed(Search(1000.0, [numbered(1.0, 900)]), 64, A100)
 
 

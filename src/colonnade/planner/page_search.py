@@ -7,8 +7,8 @@ from colonnade.drawing.html import Html, joined, table, tag
 from colonnade.drawing.scale import bytes_in_words, length_of_time, scale_of
 from colonnade.drawing.scatter import Curve, Dot
 from colonnade.planner.estimate_report import in_words
-from colonnade.planner.search import Candidate, Search
-from colonnade.planner.search_report import layout_in_words, often_refused
+from colonnade.planner.search import Candidate, Search, layout_in_words
+from colonnade.planner.search_report import often_refused
 
 MOST_DOTS = 1200
 MOST_ROWS = 40

@@ -4,13 +4,15 @@
                  parallelism · offload, of those that `config.check` admits
     cuts         by layers, by parameters, by FLOPs, and by the times that units take; each way of cutting once
     composed     time and memory, put together from what units cost (`compose.py`)
-    finalists    the fastest that fit are planned on the real program (`estimate.py`); then, as long as one is composed
-                 to be faster than all of these are, the fastest of each other tp · pp · dp · schedule; the fastest wins
+    finalists    the fastest that fit are planned on the real program (`estimate.py`), and, where none of them fits
+                 there, those of the front, by halves; then, as long as one is composed to be faster than all of these
+                 are, the fastest of each other tp · pp · dp · schedule; the fastest wins
 
 A composed time knows no order of collectives within a step, a composed memory no single moment: both are for ranking.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +22,7 @@ from typing import Any
 
 from colonnade.config.check import check
 from colonnade.config.check_model import possible_tp
-from colonnade.config.numbers import divisors
+from colonnade.config.numbers import amount, divisors
 from colonnade.config.schema import Config
 from colonnade.errors import LayoutError
 from colonnade.planner.compose import Composer
@@ -120,29 +122,39 @@ class Confirmed:
 def confirmed(
     found: Search, vocab_size: int, hardware: Hardware, *, told: Callable[[int], object] = lambda _: None
 ) -> Confirmed:
-    """The fastest of the finalists that fits. More are looked at where none of them does. `told`: how many have been,
-    before each.
+    """The fastest of the finalists that fits. Where none does, the fastest of the front that fits, which is looked for
+    by halves. `told`: how many have been planned, before each. Raises LayoutError where none of these fits.
     """
-    best: Confirmed | None = None
-    looked_at, ways = 0, set[object]()
-    for each in found.fitting:
-        if best is not None and looked_at >= FINALISTS:
-            if looked_at >= MOST_FINALISTS or each.seconds >= best.seconds:
-                break
-            if each.way in ways:
-                continue
-        told(looked_at)
+    sizes: list[tuple[int, Candidate]] = []
+    best: list[Confirmed] = []  # that with the least time so far, of those that fit
+
+    def fits(each: Candidate) -> bool:
+        told(len(sizes))
         planned = estimate(each.config, vocab_size, hardware)
-        looked_at += 1
-        ways.add(each.way)
-        fits = planned.memory <= found.limit
-        if fits and (best is None or planned.seconds_per_step < best.estimate.seconds_per_step):
-            best = Confirmed(each, planned, looked_at)
-    if best is None:
+        sizes.append((planned.memory, each))
+        if planned.memory > found.limit:
+            return False
+        fitting = [*best, Confirmed(each, planned, len(sizes))]
+        best[:] = [min(fitting, key=lambda one: one.estimate.seconds_per_step)]
+        return True
+
+    first, others = found.fitting[:FINALISTS], found.fitting[FINALISTS:]
+    for each in first:
+        fits(each)
+    if not best:
+        bisect_left(replace(found, fitting=others).front, True, key=fits)
+    if not best:
+        memory, least = min(sizes, key=lambda size: size[0])
         raise LayoutError(
-            f"Of {len(found.fitting):,} layouts that seemed to fit, none does on the real program. Raise --memory."
+            f"Of {len(found.fitting):,} layouts that seemed to fit into {amount(int(found.limit))} none of the "
+            f"{len(sizes)} that were planned on the real program does. {too_much(least, memory, found.limit)}"
         )
-    return replace(best, looked_at=looked_at)
+    for each in others:
+        if len(sizes) >= MOST_FINALISTS or each.seconds >= best[0].seconds:
+            break
+        if each.seconds >= best[0].candidate.seconds and each.way not in {other.way for _, other in sizes}:
+            fits(each)
+    return replace(best[0], looked_at=len(sizes))
 
 
 def search(
@@ -263,3 +275,26 @@ def refusal(config: Config, composer: Composer) -> str | None:
 
 def _of(keys: Sequence[str]) -> str:
     return " and ".join(keys) + " do not go together"
+
+
+def layout_in_words(each: Candidate) -> str:
+    """tp 8, dp 64, ZeRO 1, micro-batch 2."""
+    chosen = each.chosen
+    parts = [f"{axis} {chosen[axis]}" for axis in ("tp", "pp", "dp") if chosen[axis] > 1] or ["one rank"]
+    parts += [f"{chosen['virtual_stages']} virtual stages"] * (chosen["virtual_stages"] > 1)
+    parts += ["zero bubble"] * (chosen["schedule"] == "zero_bubble")
+    parts += [f"cut by {chosen['partition']}"] * (chosen["partition"] != "layers")
+    parts += ["cut by time"] * bool(chosen["cuts"])
+    parts += [f"ZeRO {chosen['zero']}"] * bool(chosen["zero"])
+    groups = f" in groups of {chosen['recompute_every']}" * (chosen["recompute_every"] > 1)
+    parts += [f"recompute {chosen['recompute']}{groups}"] * (chosen["recompute"] != "none")
+    parts += ["sequence parallelism"] * chosen["sequence_parallel"] + ["offload"] * chosen["offload"]
+    return ", ".join([*parts, f"micro-batch {chosen['micro_batch_size']}"])
+
+
+def too_much(least: Candidate, memory: int, limit: float) -> str:
+    """Of the layout with the least `memory`, where none fits: by how much it does not, and what to do."""
+    return (
+        f"The least, {amount(memory)}, is {amount(int(memory - limit))} more, with {layout_in_words(least)}. Use more "
+        "--ranks, a higher --memory, shorter sequences or a smaller model."
+    )

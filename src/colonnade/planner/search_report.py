@@ -12,7 +12,7 @@ from colonnade.planner import estimate_report
 from colonnade.planner.estimate_report import duration, in_words
 from colonnade.planner.hardware import Hardware
 from colonnade.planner.ranks import table
-from colonnade.planner.search import Candidate, Confirmed, Search
+from colonnade.planner.search import Candidate, Confirmed, Search, layout_in_words, too_much
 
 SHOWN = 12
 """Layouts of the front that are printed."""
@@ -28,11 +28,9 @@ def refuse_empty(found: Search, num_ranks: int) -> None:
             f"Of {found.tried:,} layouts of {num_ranks:,} ranks none can be: {reasons or 'none has whole sizes'}. Use "
             "another number of --ranks, one whose parts divide train.global_batch_size and the heads, or another batch."
         )
-    least = found.least
     raise LayoutError(
         f"Of {found.tried:,} layouts of {num_ranks:,} ranks none fits into {amount(int(found.limit))}: memory is what "
-        f"none has. The least, {amount(least.memory)}, is {amount(int(least.memory - found.limit))} more, with "
-        f"{layout_in_words(least)}. Use more --ranks, a higher --memory, shorter sequences or a smaller model."
+        f"none has. {too_much(found.least, found.least.memory, found.limit)}"
     )
 
 
@@ -87,18 +85,3 @@ def _as_json(each: Candidate) -> dict[str, object]:
 
 def often_refused(found: Search) -> Sequence[tuple[str, int]]:
     return sorted(found.refused.items(), key=lambda each: -each[1])
-
-
-def layout_in_words(each: Candidate) -> str:
-    """tp 8, dp 64, ZeRO 1, micro-batch 2."""
-    chosen = each.chosen
-    parts = [f"{axis} {chosen[axis]}" for axis in ("tp", "pp", "dp") if chosen[axis] > 1] or ["one rank"]
-    parts += [f"{chosen['virtual_stages']} virtual stages"] * (chosen["virtual_stages"] > 1)
-    parts += ["zero bubble"] * (chosen["schedule"] == "zero_bubble")
-    parts += [f"cut by {chosen['partition']}"] * (chosen["partition"] != "layers")
-    parts += ["cut by time"] * bool(chosen["cuts"])
-    parts += [f"ZeRO {chosen['zero']}"] * bool(chosen["zero"])
-    groups = f" in groups of {chosen['recompute_every']}" * (chosen["recompute_every"] > 1)
-    parts += [f"recompute {chosen['recompute']}{groups}"] * (chosen["recompute"] != "none")
-    parts += ["sequence parallelism"] * chosen["sequence_parallel"] + ["offload"] * chosen["offload"]
-    return ", ".join([*parts, f"micro-batch {chosen['micro_batch_size']}"])
