@@ -3803,8 +3803,8 @@ MUTATIONS = [
     Mutation(
         "plan of a configuration forgets what is frozen or adapted: all is planned as trained",
         "planner/ranks.py",
-        "        architecture=trained_architecture(config, vocab_size),\n",
-        "",
+        "        architecture=architecture,\n        beside=beside,\n",
+        "        beside=beside,\n",
         ("tests/planner/test_ranks.py",),
     ),
     Mutation(
@@ -5704,8 +5704,8 @@ MUTATIONS = [
     Mutation(
         "a plan has no teacher in its memory",
         "planner/ranks.py",
-        "with_model(held, config, teacher, vocab_size, stage=stage, device=device),",
-        "held,",
+        "with_model(held, config, teacher, vocab_size, units=units, stage=stage, device=device)",
+        "held",
         ("tests/planner/test_ranks.py", "tests/planner/test_teacher_time.py"),
     ),
     Mutation(
@@ -8036,8 +8036,8 @@ MUTATIONS = [
     Mutation(
         "of a stage's chunks the first alone counts hidden states of a teacher",
         "planner/teacher.py",
-        "every = chunks_of_stage(trained_architecture(config, vocab_size), config.parallel, stage)",
-        "every = chunks_of_stage(trained_architecture(config, vocab_size), config.parallel, stage)[:1]",
+        "held = chunks_of_stage(trained_architecture(config, vocab_size), config.parallel, stage)",
+        "held = chunks_of_stage(trained_architecture(config, vocab_size), config.parallel, stage)[:1]",
         ("tests/planner/test_teacher.py",),
     ),
     Mutation(
@@ -13171,6 +13171,28 @@ MUTATIONS = [
         "planner/teacher.py",
         "@cache\ndef _weights",
         "def _weights",
+        ("tests/planner/test_teacher.py",),
+    ),
+    Mutation(
+        "a search compares the hidden states of the first stage's blocks on each",
+        "planner/compose.py",
+        "units, on = self._units(held)[stage], self.device",
+        "units, on = self._units(held)[0], self.device",
+        ("tests/planner/test_teacher.py",),
+    ),
+    Mutation(
+        "a plan compares the hidden states of all stages' blocks on each",
+        "planner/ranks.py",
+        "every[stage :: parallel.pp]",
+        "every",
+        ("tests/planner/test_ranks.py",),
+    ),
+    Mutation(
+        "a student is stated anew for each stage that is compared with its teacher",
+        "planner/ranks.py",
+        "    every = chunks(architecture, parallel)\n\n    def beside(held: Memory, stage: int) -> Memory:\n",
+        "\n    def beside(held: Memory, stage: int) -> Memory:\n"
+        "        every = chunks(trained_architecture(config, vocab_size), parallel)\n",
         ("tests/planner/test_teacher.py",),
     ),
     Mutation(

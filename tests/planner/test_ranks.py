@@ -97,7 +97,9 @@ def test_a_run_is_planned_with_its_teacher_as_each_rank_predicts_it(
 ) -> None:
     config = configured(Case(precision="bf16", num_layers=5), Way(pp=2, micro_batch_size=2))
     monkeypatch.setattr(teacher, "teacher_model", lambda path: config.model)
-    taught = config.model_copy(update={"distillation": DistillationConfig(teacher="teacher", top_k=top_k)})
+    layers = () if top_k else (0, 4)
+    chosen = DistillationConfig(teacher="teacher", top_k=top_k, student_layers=layers, teacher_layers=layers)
+    taught = config.model_copy(update={"distillation": chosen})
     plan, alone = plan_run(taught, 37), plan_run(config, 37)
     device = torch.device(device_of(config.train.device))
     assert {stage: kind.memory for kind in plan.kinds for stage in kind.stages} == {

@@ -6,13 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from colonnade.architecture import parts
 from colonnade.architecture.parts import trained_architecture
 from colonnade.config.distillation import DistillationConfig
 from colonnade.config.load import load
 from colonnade.pipeline.partition import chunks_of_stage
 from colonnade.planner import teacher as planner_teacher
+from colonnade.planner.compose import Composer
+from colonnade.planner.cost import Cost
+from colonnade.planner.hardware import hardware
 from colonnade.planner.memory import Memory
 from colonnade.planner.predict import predict
+from colonnade.planner.ranks import plan_run
 from colonnade.planner.teacher import with_model, with_teacher
 from tests.parity.runs import Case, Way, configured
 from tests.runs import Finished
@@ -178,11 +183,32 @@ def test_a_teacher_is_cut_once_for_all_stages_and_layouts_as_long(monkeypatch: p
     for tp, pp, zero in ((1, 2, 0), (1, 4, 0), (1, 2, 1), (2, 2, 0)):
         keys = {"tp": tp, "pp": pp, "zero": zero}
         each = taught.model_copy(update={"parallel": config.parallel.model_copy(update=keys)})
-        found.append([with_model(none, each, config.model, 41, stage=at, device="cpu").parameters for at in range(pp)])
+        found.append(
+            [with_model(none, each, config.model, 41, units=(), stage=at, device="cpu").parameters for at in range(pp)]
+        )
     assert cut == [2, 4, 2] and found[0] == found[2] and sum(found[3]) < sum(found[0]) <= sum(found[1])
     model = trained_architecture(config, 41)
     held = [dict.fromkeys(b for unit in units for b in unit.buckets) for units in real(model, config.parallel)]
     assert found[0] == [2 * sum(w.size for b in each for w in model.buckets[b]) for each in held]
+
+
+def test_a_student_is_stated_once_for_all_stages_that_are_compared_with_its_teacher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a plan, and in a search, which asks for each stage of each layout."""
+    stated, real = list[object](), parts.with_parts
+    monkeypatch.setattr(parts, "with_parts", lambda *given: stated.append(given) or real(*given))
+    config = configured(Case(precision="bf16", num_layers=6), Way(pp=4, micro_batch_size=1))
+    monkeypatch.setattr(planner_teacher, "teacher_model", lambda path: config.model)
+    chosen = DistillationConfig(teacher="teacher", student_layers=(0, 3, 4), teacher_layers=(0, 3, 4))
+    taught = config.model_copy(update={"distillation": chosen})
+    plan_run(taught, 37)
+    assert len(stated) == 1
+    composer = Composer(taught, 37, Cost(hardware("a100-80gb"), 4))
+    composed = [composer._teacher_memory(stage, taught) for stage in range(4)]
+    assert len(stated) == 2
+    none = Memory(0, 0, 0, 0, 0)
+    assert composed == [with_teacher(none, taught, 37, stage=stage, device="cuda").total for stage in range(4)]
 
 
 def test_without_a_teacher_nothing_is_added_and_one_that_cannot_be_read_has_no_weights(tmp_path: Path) -> None:

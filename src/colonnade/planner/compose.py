@@ -302,10 +302,15 @@ class Composer:
 
     def _teacher_memory(self, stage: int, config: Config) -> int:
         """[bytes] Of the teacher, and of what it says."""
-        key = stage, config.parallel.tp, config.parallel.dp, config.train.micro_batch_size, self._held(config)
+        parallel, held = config.parallel, self._held(config)
+
+        def make() -> int:
+            units, on = self._units(held)[stage], self.device
+            beside = with_model(NOTHING, config, self.teacher, self.vocab_size, units=units, stage=stage, device=on)
+            return beside.total
+
         return self._once(
-            ("teacher memory", *key),
-            lambda: with_model(NOTHING, config, self.teacher, self.vocab_size, stage=stage, device=self.device).total,
+            ("teacher memory", stage, parallel.tp, parallel.dp, config.train.micro_batch_size, held), make
         )
 
     # --- memory -------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from colonnade.config.model import ModelConfig
 from colonnade.config.numbers import amount, counted
 from colonnade.config.schema import Config, ParallelConfig, TrainConfig
 from colonnade.mesh.layout import Layout, consecutive
+from colonnade.pipeline.partition import chunks
 from colonnade.planner.kept import kept_of
 from colonnade.planner.memory import Memory, stage_memory
 from colonnade.planner.stand_in import Device, device_of
@@ -109,17 +110,24 @@ def plan_ranks(
 
 def plan_run(config: Config, vocab_size: int) -> RankPlan:
     """`plan_ranks` of a whole configuration, its teacher among them."""
-    teacher, device = live_teacher(config), device_of(config.train.device)
+    parallel, device = config.parallel, device_of(config.train.device)
+    teacher, architecture = live_teacher(config), trained_architecture(config, vocab_size)
+    every = chunks(architecture, parallel)
+
+    def beside(held: Memory, stage: int) -> Memory:
+        units = [unit for chunk in every[stage :: parallel.pp] for unit in chunk]
+        return with_model(held, config, teacher, vocab_size, units=units, stage=stage, device=device)
+
     plan = plan_ranks(
         config.model,
-        config.parallel,
+        parallel,
         config.train,
         optimizer=config.optim.name,
         vocab_size=vocab_size,
         device=device,
         separate_documents=config.data.documents == "separate",
-        architecture=trained_architecture(config, vocab_size),
-        beside=lambda held, stage: with_model(held, config, teacher, vocab_size, stage=stage, device=device),
+        architecture=architecture,
+        beside=beside,
     )
     unread = teacher is None and has_live_teacher(config)
     return replace(plan, without_teacher=True) if unread else plan

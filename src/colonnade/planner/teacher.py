@@ -1,5 +1,6 @@
 """What a teacher takes beside its student: its weights, and what it says of the micro-batches of a step."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from colonnade.architecture.families import architecture_of
 from colonnade.architecture.parts import trained_architecture
+from colonnade.architecture.statement import Unit
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, ParallelConfig
 from colonnade.errors import ColonnadeError
@@ -27,7 +29,9 @@ the gradient.
 
 def with_teacher(memory: Memory, config: Config, vocab_size: int, *, stage: int, device: Device) -> Memory:
     """`memory` with what distillation adds on a rank of this stage. A teacher that cannot be read adds no weights."""
-    return with_model(memory, config, live_teacher(config), vocab_size, stage=stage, device=device)
+    held = chunks_of_stage(trained_architecture(config, vocab_size), config.parallel, stage)
+    units = [unit for chunk in held for unit in chunk]
+    return with_model(memory, config, live_teacher(config), vocab_size, units=units, stage=stage, device=device)
 
 
 def has_live_teacher(config: Config) -> bool:
@@ -54,9 +58,16 @@ def readable_teacher(config: Config) -> ModelConfig | None:
 
 
 def with_model(
-    memory: Memory, config: Config, model: ModelConfig | None, vocab_size: int, *, stage: int, device: Device
+    memory: Memory,
+    config: Config,
+    model: ModelConfig | None,
+    vocab_size: int,
+    *,
+    units: Sequence[Unit],
+    stage: int,
+    device: Device,
 ) -> Memory:
-    """As `with_teacher`, of a teacher that is known (None: it adds no weights)."""
+    """As `with_teacher`, of a known teacher (None: it adds no weights). `units`: the student's of this stage."""
     train, parallel = config.train, config.parallel
     if config.distillation.teacher is None:
         return memory
@@ -68,7 +79,7 @@ def with_model(
     return replace(
         memory,
         parameters=memory.parameters + each[stage] * BYTES[train.precision],
-        activations=memory.activations + (said + _states(config, model, vocab_size, stage)) * microbatches,
+        activations=memory.activations + (said + _states(config, model, units)) * microbatches,
         operators=memory.operators + _MATRICES * logits,
     )
 
@@ -92,13 +103,11 @@ def _logits(config: Config, vocab_size: int, device: Device) -> int:
     return min(chunk, tokens * rows) * max(BYTES[config.train.precision], 4)
 
 
-def _states(config: Config, model: ModelConfig | None, vocab_size: int, stage: int) -> int:
-    """[bytes] Hidden states of a micro-batch that this stage's blocks are compared with."""
-    if model is None or not config.distillation.student_layers:
+def _states(config: Config, model: ModelConfig | None, units: Sequence[Unit]) -> int:
+    """[bytes] Hidden states of a micro-batch that blocks among these units are compared with."""
+    if model is None:
         return 0
-    every = chunks_of_stage(trained_architecture(config, vocab_size), config.parallel, stage)
-    held = {unit.layer for units in every for unit in units}
-    layers = sum(layer in held for layer in config.distillation.student_layers)
+    layers = sum(unit.layer in config.distillation.student_layers for unit in units)
     sequences = config.train.micro_batch_size * config.model.sequences
     width = residual_dtype(DTYPES[config.train.precision], model.fp32_residual).itemsize
     return layers * sequences * config.model.seq_length * model.hidden_size * width
