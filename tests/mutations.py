@@ -8363,6 +8363,13 @@ MUTATIONS = [
         ("tests/planner/test_search.py",),
     ),
     Mutation(
+        "a search tries micro-batches of as many samples, however long they are",
+        "planner/search.py",
+        "max(1, min(MOST_MICRO_BATCH, MOST_TOKENS // config.model.sample_length))",
+        "MOST_MICRO_BATCH",
+        ("tests/planner/test_search.py",),
+    ),
+    Mutation(
         "an answer as long as all that a model reads is asked for",
         "lm_eval/model.py",
         "if tokens >= self.max_length:",

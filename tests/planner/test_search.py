@@ -377,6 +377,7 @@ def tried(
     num_ranks: int = 8,
     *,
     attention_dropout: float = 0.0,
+    seq_length: int = 8,
     parallel: Mapping[str, Any] | None = None,
     keeps: Callable[..., bool] = lambda *_, **__: True,
     **train: Any,
@@ -391,7 +392,7 @@ def tried(
     )
     changed = {
         "train": config().train.model_copy(update={"global_batch_size": 32, **train}),
-        "model": config().model.model_copy(update={"attention_dropout": attention_dropout}),
+        "model": config().model.model_copy(update={"attention_dropout": attention_dropout, "seq_length": seq_length}),
         "parallel": config().parallel.model_copy(update=dict(parallel or {})),
     }
     return list(candidates(config().model_copy(update=changed), composer, num_ranks, keeps))
@@ -409,6 +410,11 @@ def test_all_sizes_of_every_axis_are_looked_at_up_to_their_limits() -> None:
     assert {(each.schedule, each.virtual_stages) for each in layouts if each.pp == 2} == {
         ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("seq_length", "most"), [(1 << 14, 16), (1 << 15, 8), (1 << 17, 2), (1 << 19, 1)])
+def test_of_long_samples_no_micro_batch_has_many(seq_length: int, most: int) -> None:
+    assert max(each.train.micro_batch_size for each in tried(1, seq_length=seq_length)) == most
 
 
 def test_copies_that_do_not_divide_the_batch_are_one_layout_that_cannot_be() -> None:

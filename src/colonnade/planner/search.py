@@ -37,6 +37,8 @@ KEYS = (
 KEPT = (*(f"parallel.{key}" for key in KEYS if key not in ("partition", "cuts")), "train.micro_batch_size")
 """Keys that a search can leave as they are set."""
 MOST_MICRO_BATCH, MOST_VIRTUAL = 16, 4
+MOST_TOKENS = 1 << 18
+"""Of a micro-batch of several samples: products of so many have long been as fast as they get."""
 FINALISTS, MOST_FINALISTS = 3, 12
 """Layouts that are planned on the real program: so many, and at most, where it has them slower than composed."""
 
@@ -206,6 +208,7 @@ def candidates(
 ) -> Iterator[Config]:
     """All layouts of these ranks that are worth a look and whose keys it `keeps`; many cannot be."""
     units, node = len(composer.architecture.units), composer.cost.hardware["node.size"]
+    most = max(1, min(MOST_MICRO_BATCH, MOST_TOKENS // config.model.sample_length))
     sixteen = config.train.precision in ("bf16", "fp16")
     group = next((each for each in (1, config.parallel.recompute_every) if keeps(recompute_every=each)), 1)
     for tp in (each for each in possible_tp(config) if num_ranks % each == 0 and each <= node):
@@ -216,7 +219,7 @@ def candidates(
             if config.train.global_batch_size % dp:
                 yield _with(config, 1, {**PLAIN, "tp": tp, "pp": pp, "dp": dp})  # once, to be counted
                 continue
-            micro = [each for each in divisors(config.train.global_batch_size // dp) if each <= MOST_MICRO_BATCH]
+            micro = [each for each in divisors(config.train.global_batch_size // dp) if each <= most]
             micro = [each for each in micro if keeps("train", micro_batch_size=each)]
             again = ("none", "full") if not config.model.attention_dropout else ("none", "selective", "full")
             for r, sp, b in product(again, (False, True) if tp > 1 else (False,), micro):
