@@ -5702,6 +5702,13 @@ MUTATIONS = [
         ("tests/planner/test_search.py",),
     ),
     Mutation(
+        "torch is asked anew what operators of the same sizes make",
+        "planner/kept.py",
+        "unit_kept(built, unit, inputs, later, Recorder(place))",
+        "unit_kept(built, unit, inputs, later, LiveTensors())",
+        ("tests/planner/test_kept.py",),
+    ),
+    Mutation(
         "a plan has no teacher in its memory",
         "planner/ranks.py",
         "with_model(held, config, teacher, vocab_size, units=units, stage=stage, device=device)",

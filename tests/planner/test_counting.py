@@ -187,7 +187,7 @@ def test_what_cannot_be_scheduled_is_refused_though_a_shorter_step_could_be() ->
 
 def kept_by(pair: Pair, architecture: Architecture) -> dict[str, Kept]:
     (given,) = microbatches(1)
-    return {unit.kind: unit_kept(pair, unit, given, pair.later) for unit in architecture.units}
+    return {unit.kind: unit_kept(pair, unit, given, pair.later, LiveTensors()) for unit in architecture.units}
 
 
 def pair_statement(pair: Pair) -> Architecture:

@@ -1,6 +1,7 @@
 """What units are predicted to keep beside the tensors that their forward and backward really leave behind."""
 
 from collections.abc import Mapping
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -16,6 +17,7 @@ from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.model.stack import Stack
 from colonnade.pipeline.carry import Carry, backward_from, leaves
+from colonnade.planner import operators
 from colonnade.planner.example import example_inputs
 from colonnade.planner.kept import Deferred, Kept, kept_of, most_of
 from colonnade.planner.live import LiveTensors
@@ -293,3 +295,16 @@ def test_a_branch_of_cuda_is_taken_forward_and_backward(monkeypatch: pytest.Monk
     inputs = 2 * tokens * (32 + 32 + 32 + 4 * 32)
     assert (cpu.inside, cpu.gradients) == (inputs + 4 * tokens * (3 * 32 + 32 + 4 * 32 + 32), ())
     assert (cuda.inside, cuda.gradients) == (inputs + 2 * tokens * (3 * 32 + 32 + 4 * 32), (0,))
+
+
+def test_what_operators_make_of_the_same_sizes_is_asked_of_torch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output layer computes logits in many chunks, and a search asks for many sizes of micro-batches."""
+    asked, recipe = list[str](), operators._recipe
+    monkeypatch.setattr(operators, "_recipe", lambda *given: asked.append("") or recipe(*given))
+    monkeypatch.setattr(operators, "_known_operators", cache(dict))
+    config = configured(Case(precision="bf16"), Way(micro_batch_size=2))
+    first, second = (
+        (kept_of(config.model, config.parallel, config.train, vocab_size=VOCAB, device="cuda"), len(asked))
+        for _ in range(2)
+    )
+    assert second == first and first[1] > 0

@@ -33,6 +33,7 @@ from colonnade.pipeline.carry import Carry, backward_from, leaves
 from colonnade.pipeline.chunk import Model
 from colonnade.planner.example import example_inputs
 from colonnade.planner.live import LiveTensors
+from colonnade.planner.operators import Recorder
 from colonnade.planner.stand_in import META, Device, StandIn
 from colonnade.train.state import build_model, parallel_of
 
@@ -110,13 +111,16 @@ def kept_of(
         built = build_model(model, vocab_size, layers, dtype=dtype, units=names, architecture=architecture)
     flatten(built.placements(), Axis("dp"), Storage(dtype=dtype, device=META))
     inputs = example_inputs(model, train, vocab_size, META, separate_documents=separate_documents)
-    with StandIn(device):
-        return {kind: unit_kept(built, unit, inputs, layers.weight_gradients) for kind, unit in units.items()}
+    with StandIn(device) as place:
+        later = layers.weight_gradients
+        return {kind: unit_kept(built, unit, inputs, later, Recorder(place)) for kind, unit in units.items()}
 
 
-def unit_kept(model: Model, unit: Unit, inputs: Any, later: WeightGradients) -> Kept:
-    """What a micro-batch leaves in a unit, found by running it. `later`: what its linear layers were built with."""
-    with LiveTensors() as live:
+def unit_kept(model: Model, unit: Unit, inputs: Any, later: WeightGradients, live: LiveTensors) -> Kept:
+    """What a micro-batch leaves in a unit, found by running it. `later`: what its linear layers were built with. `live`
+    counts what is alive.
+    """
+    with live:
         found = _after_backward(model, unit, inputs, later, _after_forward(model, unit, inputs, live), live)
         left = live.bytes.total()
     assert not left, f"{unit.name} holds on to {left} bytes after its backward"
