@@ -28,6 +28,9 @@ from typing import Any
 import torch
 import torch.distributed
 
+PATIENCE = 5.0
+"""[seconds] For the end of a rank whose connection another one has lost."""
+
 
 class RankFailed(Exception):
     """A rank died without an exception, overran the time limit, or raised what cannot be sent to the parent."""
@@ -126,6 +129,11 @@ def _collect(
         heard = [connections.index(c) for c in ready if isinstance(c, Connection)]
         answers = {rank: _receive(connections[rank], rank, processes[rank]) for rank in heard}
         errors = [(when, error) for when, _, error in answers.values() if error is not None]
+        if any("onnection" in str(error) for _, error in errors):  # that of a rank whose death is heard of next
+            for connection in wait([c for c in waiting if c not in ready], timeout=PATIENCE):
+                rank = connections.index(connection)  # type: ignore[arg-type]
+                when, _, error = _receive(connections[rank], rank, processes[rank])
+                errors += [] if error is None else [(when, error)]
         if errors:
             raise min(errors, key=lambda pair: pair[0])[1]
         results |= {rank: result for rank, (_, result, _) in answers.items()}

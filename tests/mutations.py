@@ -9119,6 +9119,13 @@ MUTATIONS = [
         ("tests/kernels/test_compiled_gelu.py",),
     ),
     Mutation(
+        "backward of the compiled GELU rounds its slope to 16 bits before it is multiplied",
+        "kernels/compiled.cpp",
+        "stored<T>(computed<T>(g[i]) * F::at(computed<T>(x[i])).slope);",
+        "stored<T>(computed<T>(g[i]) * computed<T>(stored<T>(F::at(computed<T>(x[i])).slope)));",
+        ("tests/kernels/test_compiled_gelu.py",),
+    ),
+    Mutation(
         "GELU is compiled where weight gradients are not",
         "kernels/gelu.py",
         'if products.of(x).weight_gradient != "compiled" or x.is_meta:',

@@ -66,6 +66,9 @@ def test_it_is_that_of_float64(
     for got, right in zip(found, (wanted.detach(), slope), strict=True):
         assert got.dtype == dtype and got.shape == x.shape
         assert float((got.double() - right).norm() / right.norm()) < ROUNDED[dtype]
+        if dtype != torch.float32:
+            nearest = right.to(torch.float32).to(dtype)
+            assert float((got == nearest).double().mean()) > 0.95, "computed in fp32, and rounded once"
 
 
 @pytest.mark.usefixtures("loaded")
