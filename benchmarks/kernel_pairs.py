@@ -3,9 +3,9 @@
     python -m benchmarks.kernel_pairs --before ../parent [--dtype fp32] [--threads 2] [--pairs 30] [--busy]
 
 A process of each checkout has its operands ready; a turn is one call in the one, then one in the other, and every other
-turn begins with the other. Threads of a process that is not called sleep. `--busy`: another program keeps one of the
-cores at work meanwhile. Times are medians; the last column is the median of the turns' ratios, which a host that slows
-down for a while changes least.
+turn begins with the other. With one thread both are on one core: the cores of a virtual machine are not always alike.
+Threads of a process that is not called sleep. `--busy`: another program keeps one of the cores at work meanwhile. Times
+are medians; the last column is the median of the turns' ratios, which a host that slows down for a while changes least.
 """
 
 import argparse
@@ -37,14 +37,15 @@ from colonnade.tensor_parallel.cross_entropy import output_loss
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.products import prepare_here
 
-OUTPUT, WEIGHT, ATTENTION, NORM, ACTIVATION = (
+OUTPUT, WEIGHT, ATTENTION, NORM, GELU, TANH = (
     "output layer and loss, forward and backward",
     "linear layer: weight gradient",
     "attention, forward and backward",
     "LayerNorm, forward and backward",
     "GELU, forward and backward",
+    "GELU by tanh, forward and backward",
 )
-EVERY = (OUTPUT, WEIGHT, ATTENTION, NORM, ACTIVATION)
+EVERY = (OUTPUT, WEIGHT, ATTENTION, NORM, GELU, TANH)
 
 
 def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], object]]:
@@ -66,9 +67,13 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
     q, k, v = (drawn(*heads).requires_grad_() for _ in range(3))  # [b, n, s, d]
     kernels = Kernels(weight_gradient="compiled", output="compiled", attention="compiled")
     products = Products(kernels, kernels, kernels)
-    norm, mlp = Norm(h, epsilon=1e-5), MLP(ModelConfig(hidden_size=h), Parallel(Mesh().tp))
-    norm.products = mlp.products = products  # set here: what another checkout is given it may not take
-    inner = drawn(tokens, 1, mlp.up.weight.shape[0]).requires_grad_()
+    norm = Norm(h, epsilon=1e-5)
+    exact, by_tanh = (
+        MLP(ModelConfig(hidden_size=h, activation=name), Parallel(Mesh().tp)) for name in ("gelu", "gelu_tanh")
+    )
+    for module in (norm, exact, by_tanh):
+        module.products = products  # set here: what another checkout is given it may not take
+    inner = drawn(tokens, 1, task.ffn_hidden_size).requires_grad_()
 
     def lost() -> None:
         weights = torch.full((tokens, 1), 1 / tokens)
@@ -83,7 +88,7 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
         y = norm(hidden, dtype)
         torch.autograd.grad(y, hidden, torch.ones_like(y))
 
-    def activated() -> None:
+    def activated(mlp: MLP) -> None:
         y = mlp._activated(inner)
         torch.autograd.grad(y, inner, torch.ones_like(y))
 
@@ -92,7 +97,8 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
         WEIGHT: lambda: add_product_(of_weight, outputs, inputs, "compiled"),
         ATTENTION: attended,
         NORM: normed,
-        ACTIVATION: activated,
+        GELU: lambda: activated(exact),
+        TANH: lambda: activated(by_tanh),
     }
 
 
@@ -168,12 +174,15 @@ def main() -> None:
         parser.error("--before names the checkout to compare with")
     if not (line.before / "src" / "colonnade").is_dir():  # else both would be this one
         parser.error(f"--before {line.before} has no src/colonnade: name the root of a checkout")
+    cores = os.sched_getaffinity(0)
+    if line.threads == 1:
+        os.sched_setaffinity(0, {max(cores)})
     roots = (line.before.resolve(), ROOT)
     print(f"{cpu_name()}, {line.threads} threads, {line.dtype}, commit {commit()} beside {commit(line.before)}")
     print("| kernel | before, ms | now, ms | before / now |\n|---|---|---|---|")
     with ExitStack() as stack:
         if line.busy:
-            stack.enter_context(busy(min(os.sched_getaffinity(0))))
+            stack.enter_context(busy(min(cores)))
         both = [stack.enter_context(served(root, line.dtype, line.threads)) for root in roots]
         for name in EVERY:
             pairs = [_pair(both, name, turn) for turn in range(-2, line.pairs)][2:]  # the first two prepare

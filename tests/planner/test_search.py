@@ -269,12 +269,13 @@ def confirmed_of(
     composed: Sequence[tuple[float, str]],
     planned: Sequence[tuple[float, int]],
     checkpoints: float = 0.0,
+    memory: Callable[[int], float] = lambda number: -number,
 ) -> tuple[int, int]:
-    """(which is the best, how many were planned) of layouts of such times and ways, each composed to take less memory
-    than the one before, on the real program as planned. `checkpoints`: [s] of each planned time.
+    """(which is the best, how many were planned) of layouts of such times and ways, composed to take such memory (each
+    less than the one before), on the real program as planned. `checkpoints`: [s] of each planned time.
     """
     each_one: list[Any] = [
-        SimpleNamespace(config=i, seconds=each[0], way=each[1], memory=-i, chosen=numbered(1.0, 1).chosen)
+        SimpleNamespace(config=i, seconds=each[0], way=each[1], memory=memory(i), chosen=numbered(1.0, 1).chosen)
         for i, each in enumerate(composed)
     ]
 
@@ -314,6 +315,18 @@ def test_where_no_finalist_fits_the_front_is_looked_through_by_halves(
     planned = [(2.0 + number, 10 if number >= fits_from else 99) for number in range(4000)]
     best, looked_at = confirmed_of(monkeypatch, composed, planned)
     assert best == fits_from and looked_at <= 3 + 12
+
+
+def test_halves_are_of_those_that_take_less_memory_than_all_faster_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other one is slower than one that takes less."""
+    composed = [(1.0 + number, "pp 2") for number in range(4000)]
+
+    def memory(number: int) -> float:
+        return 49.0 if number % 2 else 49.0 - number / 100
+
+    planned = [(2.0 + number, int(memory(number)) + 20) for number in range(4000)]
+    best, looked_at = confirmed_of(monkeypatch, composed, planned, memory=memory)
+    assert planned[best] == (2.0 + best, 50) and planned[best - 2][1] == 51 and looked_at <= 3 + 12
 
 
 def test_where_none_fits_a_dozen_is_planned_and_the_least_of_all_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,6 +428,11 @@ def test_all_sizes_of_every_axis_are_looked_at_up_to_their_limits() -> None:
 @pytest.mark.parametrize(("seq_length", "most"), [(1 << 14, 16), (1 << 15, 8), (1 << 17, 2), (1 << 19, 1)])
 def test_of_long_samples_no_micro_batch_has_many(seq_length: int, most: int) -> None:
     assert max(each.train.micro_batch_size for each in tried(1, seq_length=seq_length)) == most
+
+
+def test_a_sample_is_as_long_as_all_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelConfig, "sequences", property(lambda _: 4))
+    assert max(each.train.micro_batch_size for each in tried(1, seq_length=1 << 15)) == 2
 
 
 def test_copies_that_do_not_divide_the_batch_are_one_layout_that_cannot_be() -> None:

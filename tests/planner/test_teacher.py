@@ -204,11 +204,13 @@ def test_a_student_is_stated_once_for_all_stages_that_are_compared_with_its_teac
     taught = config.model_copy(update={"distillation": chosen})
     plan_run(taught, 37)
     assert len(stated) == 1
-    composer = Composer(taught, 37, Cost(hardware("a100-80gb"), 4))
-    composed = [composer._teacher_memory(stage, taught) for stage in range(4)]
+    composer, none = Composer(taught, 37, Cost(hardware("a100-80gb"), 4)), Memory(0, 0, 0, 0, 0)
+    cut = taught.model_copy(update={"parallel": taught.parallel.model_copy(update={"cuts": (5, 1, 1, 1)})})
+    composed = [[composer._teacher_memory(stage, each) for stage in range(4)] for each in (taught, cut)]
     assert len(stated) == 2
-    none = Memory(0, 0, 0, 0, 0)
-    assert composed == [with_teacher(none, taught, 37, stage=stage, device="cuda").total for stage in range(4)]
+    for each, of_stages in zip((taught, cut), composed, strict=True):
+        assert of_stages == [with_teacher(none, each, 37, stage=stage, device="cuda").total for stage in range(4)]
+    assert composed[0] != composed[1]
 
 
 def test_without_a_teacher_nothing_is_added_and_one_that_cannot_be_read_has_no_weights(tmp_path: Path) -> None:

@@ -522,15 +522,17 @@ def spoil(checkpoint: Path, damage: str) -> None:
         tensors.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
-@pytest.mark.parametrize("damage", ["flipped", "gone"])
-def test_by_hand_a_run_does_not_return_to_a_checkpoint_that_is_damaged(run: Path, damage: str) -> None:
-    """The sound ones behind it stay."""
-    spoil(checkpoints(run) / folder_name(4), damage)
+@pytest.mark.parametrize(("damage", "step", "other"), [("flipped", 4, 6), ("gone", 4, 6), ("gone", 6, 4)])
+def test_by_hand_a_run_does_not_return_to_a_checkpoint_that_is_damaged(
+    run: Path, damage: str, step: int, other: int
+) -> None:
+    """The sound ones before it and behind it stay, and are named."""
+    spoil(checkpoints(run) / folder_name(step), damage)
     before = snapshot(run)
-    answer = here("rollback", run, 4)
+    answer = here("rollback", run, step)
     assert answer.status == 2 and snapshot(run) == before, answer
     assert "is damaged" in answer.err and "Delete" not in answer.err and "delete" not in answer.err
-    assert answer.err.endswith("is as it was. Other checkpoints are of these steps: 6.\n")
+    assert answer.err.endswith(f"is as it was. Other checkpoints are of these steps: {other}.\n")
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])

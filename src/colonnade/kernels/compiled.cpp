@@ -574,7 +574,7 @@ constexpr float LEAST = -87.0f;  // exp of less is 0 here: it is no normal fp32 
 // exp(x) of x up to 88, off by 2e-7 of itself: 2ⁿ · exp(r) with |r| ≤ log(2)/2, the latter by Cephes' polynomial of degree 7.
 // What becomes of −inf on the way is not taken; a limit before the arithmetic, and GCC 12 leaves vectors for a loop that is
 // ten times as slow.
-__attribute__((always_inline)) inline float exponential(float x) {
+inline float exponential(float x) {
   const float n = std::nearbyintf(x * 1.44269504088896341f);
   const float r = std::fmaf(n, 2.12194440e-4f, std::fmaf(n, -0.693359375f, x));
   float p = 1.9875691500e-4f;
@@ -1079,7 +1079,7 @@ constexpr float ROOT_HALF = 0.707106781f, ROOT_2_OVER_PI = 0.797884561f, CUBE = 
 // x Φ(x), and its derivative Φ(x) + x φ(x). The smaller of Φ(x) and Φ(−x) is exp(−x²/2) times a polynomial of degree 5, off
 // by 8e-8 (Abramowitz and Stegun, 7.1.26).
 struct ExactGelu {
-  __attribute__((always_inline)) static Point at(float x) {
+  static Point at(float x) {
     const float t = 1.0f / (1.0f + 0.3275911f * ROOT_HALF * std::fabs(x)), e = exponential(-0.5f * x * x);
     float p = 1.061405429f;
     p = std::fmaf(p, t, -1.453152027f);
@@ -1093,7 +1093,7 @@ struct ExactGelu {
 
 // x σ(2u), and its derivative, with u = √(2/π) (x + 0.044715 x³): as x (1 + tanh u) / 2.
 struct TanhGelu {
-  __attribute__((always_inline)) static Point at(float x) {
+  static Point at(float x) {
     const float u = ROOT_2_OVER_PI * x * (1.0f + CUBE * x * x), e = exponential(-2.0f * std::fabs(u));
     const float beyond = e / (1.0f + e), below = x < 0.0f ? beyond : 1.0f - beyond;
     const float slope = 2.0f * ROOT_2_OVER_PI * (1.0f + 3.0f * CUBE * x * x);
@@ -1101,10 +1101,11 @@ struct TanhGelu {
   }
 };
 
-// y = f(x) by F, and below dx = g · f'(x). (What F calls is always inlined: GCC 12 makes no vectors of a loop with a call.)
+// y = f(x) by F, and below dx = g · f'(x). (`flatten`: all that is called is inlined; GCC 12 makes no vectors of a loop
+// with a call.)
 template <typename T, typename F>
 void activate(const Number<T>* from, Number<T>* to, int64_t size) {
-  at::parallel_for(0, size, SHARE, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, size, SHARE, [&](int64_t begin, int64_t end) __attribute__((flatten)) {
     const Number<T>* __restrict x = from;
     Number<T>* __restrict y = to;
 #pragma omp simd
@@ -1114,7 +1115,7 @@ void activate(const Number<T>* from, Number<T>* to, int64_t size) {
 
 template <typename T, typename F>
 void activate_backward(const Number<T>* grad, const Number<T>* from, Number<T>* to, int64_t size) {
-  at::parallel_for(0, size, SHARE, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, size, SHARE, [&](int64_t begin, int64_t end) __attribute__((flatten)) {
     const Number<T>*__restrict g = grad, *__restrict x = from;
     Number<T>* __restrict dx = to;
 #pragma omp simd
