@@ -66,7 +66,7 @@ class Arrivals:
 
     def __init__(self, file: Path) -> None:
         self._file, self._ends = file, threading.Event()
-        self._at: list[float] = []
+        self._known, self._at = 0, list[float]()
         self._thread = threading.Thread(target=self._watch)
 
     def __enter__(self) -> list[float]:

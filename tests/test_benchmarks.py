@@ -1,6 +1,7 @@
 """Training speed: what is timed trains as every contestant does. Cleaning: what is computed of a large run."""
 
 import sys
+import time
 from argparse import Namespace
 from dataclasses import replace
 from functools import cached_property
@@ -10,7 +11,17 @@ from typing import Literal
 import pytest
 import torch
 
-from benchmarks import compiled_functions, curves, kernel_pairs, packed_weights, speed_table, step_parts, train_speed
+from benchmarks import (
+    compiled_functions,
+    curves,
+    kernel_pairs,
+    packed_weights,
+    speed_table,
+    start_up,
+    step_parts,
+    train_speed,
+    without_agreements,
+)
 from benchmarks import hardware as hardware_of_benchmarks
 from benchmarks import limits as limits_of_benchmarks
 from benchmarks.cleaning_page import Bulk, Cost, Whole, walls, whole
@@ -21,6 +32,8 @@ from benchmarks.paper.measured import Here, Took, gathered_at_need
 from benchmarks.peers.reference import TINY, Task
 from benchmarks.planner_time import VOCAB, case
 from colonnade.config.schema import Config
+from colonnade.launch import agreement
+from colonnade.mesh.mesh import Axis
 from colonnade.planner.estimate import estimate
 from colonnade.planner.hardware import Hardware, hardware
 from tests.distributed import run_on_ranks
@@ -358,3 +371,26 @@ def test_runs_are_compared_step_by_step() -> None:
     assert curves.numbers(runs, "loss")["b"] == {"loss": [3.0, 2.5, 0.75], "validation_loss": [1.75]}
     with pytest.raises(SystemExit, match="same steps"):
         curves.differences(runs["a"], run(1.0), "loss")
+
+
+def test_only_lines_that_arrive_are_told(tmp_path: Path) -> None:
+    """A run that goes on writes behind those that it has written."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("{}\n" * 3)
+    with start_up.Arrivals(file) as at, file.open("a") as stream:
+        for number in (1, 2):
+            stream.write("{}\n")
+            stream.flush()
+            end = time.monotonic() + 30
+            while len(at) < number and time.monotonic() < end:
+                time.sleep(0.001)
+    assert len(at) == 2 and at[0] < at[1]
+
+
+def test_ranks_that_trust_each_other_agree_on_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, other in without_agreements.LEFT_OUT:
+        monkeypatch.setattr(module, name, getattr(module, name))
+        assert callable(other) and getattr(module, name) is not other
+    without_agreements.leave_out()
+    assert all(getattr(module, name) is other for module, name, other in without_agreements.LEFT_OUT)
+    assert agreement.on_all_ranks(lambda: 3, Axis("world", 2)) == 3
