@@ -18,6 +18,7 @@ from colonnade.config.model import ModelConfig
 from colonnade.config.schema import Config, OptimConfig, RunConfig, TrainConfig
 from colonnade.data.loader import Batch
 from colonnade.mesh.mesh import Mesh
+from colonnade.train.products import settle
 from colonnade.train.state import TrainState, build_state
 from colonnade.train.step import train_step
 
@@ -48,6 +49,13 @@ def fixed_batch() -> Batch:
     return Batch(ids[:-1], ids[1:], torch.ones(SEQ_LENGTH, MICRO_BATCH), torch.arange(MICRO_BATCH))
 
 
+def state_of(config: Config) -> TrainState:
+    """With the kernels that a run of it chooses here."""
+    device = torch.device("cpu")
+    products = settle(config, VOCAB_SIZE, Mesh().world, device).products
+    return build_state(config, Mesh(), VOCAB_SIZE, device, products=products)
+
+
 def timed(state: TrainState, batch: Batch, config: Config) -> float:
     started = time.perf_counter()
     train_step(state, [batch], Mesh(), config.train)
@@ -63,7 +71,7 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     batch = fixed_batch()
     configs = {rate: config_with(rate, asked.precision) for rate in (0.0, 0.1)}
-    states = {rate: build_state(config, Mesh(), VOCAB_SIZE, torch.device("cpu")) for rate, config in configs.items()}
+    states = {rate: state_of(config) for rate, config in configs.items()}
     seconds: dict[float, list[float]] = {rate: [] for rate in configs}
     for turn in range(2 + asked.rounds):  # two rounds warm up
         for rate in configs:

@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import torch
 
 from benchmarks.hardware import ROOT, commit, cpu_name
@@ -27,25 +28,34 @@ from benchmarks.peers.reference import DTYPES, Task
 from colonnade.config.model import ModelConfig
 from colonnade.kernels.attention import attend
 from colonnade.kernels.choice import Kernels, Products
+from colonnade.kernels.dropout import Masks, dropout
 from colonnade.kernels.products import add_product_
 from colonnade.launch.freed_memory import keep_freed_memory
 from colonnade.mesh.mesh import Mesh
+from colonnade.model.attention import Attention
+from colonnade.model.gpt import GPT
+from colonnade.model.initialize import initialize_
 from colonnade.model.mlp import MLP
 from colonnade.model.norm import Norm
 from colonnade.model.precision import DTYPES as TORCH_DTYPES
+from colonnade.randomness import Purpose
 from colonnade.tensor_parallel.cross_entropy import output_loss
 from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.products import prepare_here
 
-OUTPUT, WEIGHT, ATTENTION, NORM, GELU, TANH = (
+OUTPUT, WEIGHT, ATTENTION, NORM, GELU, TANH, DROPPED, DROPOUT, DRAWN = (
     "output layer and loss, forward and backward",
     "linear layer: weight gradient",
     "attention, forward and backward",
     "LayerNorm, forward and backward",
     "GELU, forward and backward",
     "GELU by tanh, forward and backward",
+    "an attention layer with dropout, forward and backward",
+    "dropout of the stream, forward and backward",
+    "initial weights of the table",
 )
-EVERY = (OUTPUT, WEIGHT, ATTENTION, NORM, GELU, TANH)
+EVERY = (OUTPUT, WEIGHT, ATTENTION, NORM, GELU, TANH, DROPPED, DROPOUT, DRAWN)
+DROP = 0.1
 
 
 def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], object]]:
@@ -67,11 +77,15 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
     q, k, v = (drawn(*heads).requires_grad_() for _ in range(3))  # [b, n, s, d]
     kernels = Kernels(weight_gradient="compiled", output="compiled", attention="compiled")
     products = Products(kernels, kernels, kernels)
-    norm = Norm(h, epsilon=1e-5)
+    norm, masks = Norm(h, epsilon=1e-5), Masks(1, np.arange(task.micro_batch_size))
+    shape = ModelConfig(hidden_size=h, num_heads=task.num_heads, attention_dropout=DROP)
+    layer = Attention(shape, Parallel(Mesh().tp)).to(dtype)
+    stream = drawn(task.seq_length, task.micro_batch_size, h).requires_grad_()
+    gpt = GPT(ModelConfig(hidden_size=h, num_heads=1, num_layers=1, seq_length=1), vocab, Parallel(Mesh().tp))
     exact, by_tanh = (
         MLP(ModelConfig(hidden_size=h, activation=name), Parallel(Mesh().tp)) for name in ("gelu", "gelu_tanh")
     )
-    for module in (norm, exact, by_tanh):
+    for module in (norm, exact, by_tanh, layer):
         module.products = products  # set here: what another checkout is given it may not take
     inner = drawn(tokens, 1, task.ffn_hidden_size).requires_grad_()
 
@@ -92,6 +106,9 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
         y = mlp._activated(inner)
         torch.autograd.grad(y, inner, torch.ones_like(y))
 
+    def differentiated(y: torch.Tensor) -> None:
+        torch.autograd.grad(y, stream, torch.ones_like(y))
+
     return {
         OUTPUT: lost,
         WEIGHT: lambda: add_product_(of_weight, outputs, inputs, "compiled"),
@@ -99,6 +116,9 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
         NORM: normed,
         GELU: lambda: activated(exact),
         TANH: lambda: activated(by_tanh),
+        DROPPED: lambda: differentiated(layer(stream, 0, masks)),
+        DROPOUT: lambda: differentiated(dropout(stream, DROP, masks, Purpose.RESIDUAL_DROPOUT)),
+        DRAWN: lambda: initialize_(gpt, Mesh().tp, 1),
     }
 
 

@@ -113,13 +113,12 @@ def normal(keys: np.ndarray, start: int, count: int, device: torch.device | str 
     """
     q = uniform(keys, start, count, device) - 0.5
     r = 0.180625 - q * q
-    z = q * _ratio(r, _CENTRE_NUMERATOR, _CENTRE_DENOMINATOR)
+    centre, near, far = NORMAL_RATIOS
+    z = q * _ratio(r, *centre)
     tail = r < 0
     t = q[tail]
     r = _exact_root(-_exact_log(0.5 - t.abs()))
-    near = _ratio(r - 1.6, _NEAR_NUMERATOR, _NEAR_DENOMINATOR)
-    far = _ratio(r - 5.0, _FAR_NUMERATOR, _FAR_DENOMINATOR)
-    z[tail] = torch.where(r <= 5.0, near, far) * t.sign()
+    z[tail] = torch.where(r <= 5.0, _ratio(r - 1.6, *near), _ratio(r - 5.0, *far)) * t.sign()
     return z
 
 
@@ -220,4 +219,6 @@ _FAR_NUMERATOR = (6.65790464350110377720e0, 5.46378491116411436990e0, 1.78482653
 _FAR_DENOMINATOR = (1.0, 5.99832206555887937690e-1, 1.36929880922735805310e-1, 1.48753612908506148525e-2,
                     7.86869131145613259100e-4, 1.84631831751005468180e-5, 1.42151175831644588870e-7,
                     2.04426310338993978564e-15)
+NORMAL_RATIOS = ((_CENTRE_NUMERATOR, _CENTRE_DENOMINATOR), (_NEAR_NUMERATOR, _NEAR_DENOMINATOR),
+                 (_FAR_NUMERATOR, _FAR_DENOMINATOR))
 # fmt: on

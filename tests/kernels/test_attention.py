@@ -13,6 +13,7 @@ from colonnade.kernels.mask import Mask
 from colonnade.kernels.relative import Ranges, RelativeBias
 from colonnade.model.attention import KeyValueCache
 from tests.emulated import emulated_cuda
+from tests.kernels.by_mask import by_mask
 from tests.model.kept import Kept
 from tests.tensor_parallel.shards import drawn
 
@@ -44,7 +45,7 @@ def test_dropped_probabilities_are_the_plain_expression(drop: float) -> None:
     keep = torch.rand(B, N, S, S, generator=torch.Generator().manual_seed(0)) >= drop
     grad = drawn(B, N, S, D, seed=9)
     ours, theirs = heads(), heads()
-    y, expected = attend_with_dropout(*ours, lambda: keep, drop), expression(*theirs, keep, drop)
+    y, expected = attend_with_dropout(*ours, by_mask(keep, drop)), expression(*theirs, keep, drop)
     torch.testing.assert_close(y, expected, rtol=1e-13, atol=1e-13)
     for mine, reference in zip(
         torch.autograd.grad(y, ours, grad), torch.autograd.grad(expected, theirs, grad), strict=True
@@ -55,7 +56,7 @@ def test_dropped_probabilities_are_the_plain_expression(drop: float) -> None:
 def test_dropping_nothing_is_torchs_fused_attention() -> None:
     keep, grad = torch.ones(B, N, S, S, dtype=torch.bool), drawn(B, N, S, D, seed=9)
     ours, theirs = heads(), heads()
-    y = attend_with_dropout(*ours, lambda: keep, 0.0)
+    y = attend_with_dropout(*ours, by_mask(keep, 0.0))
     expected = nn.functional.scaled_dot_product_attention(*theirs, is_causal=True)
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
     for mine, reference in zip(
@@ -67,13 +68,13 @@ def test_dropping_nothing_is_torchs_fused_attention() -> None:
 def test_gradients_are_those_of_finite_differences() -> None:
     keep = torch.rand(1, 2, 4, 4, generator=torch.Generator().manual_seed(0)) >= 0.25
     qkv = [drawn(1, 2, 4, 3, seed=i).requires_grad_() for i in range(3)]
-    assert torch.autograd.gradcheck(lambda q, k, v: attend_with_dropout(q, k, v, lambda: keep, 0.25), qkv)
+    assert torch.autograd.gradcheck(lambda q, k, v: attend_with_dropout(q, k, v, by_mask(keep, 0.25)), qkv)
 
 
 def test_bf16_is_the_exact_result_rounded() -> None:
     keep = torch.rand(B, N, S, S, generator=torch.Generator().manual_seed(0)) >= 0.125
     q, k, v = (t.detach() for t in heads(dtype=torch.bfloat16))
-    y = attend_with_dropout(q, k, v, lambda: keep, 0.125)
+    y = attend_with_dropout(q, k, v, by_mask(keep, 0.125))
     assert y.dtype is torch.bfloat16
     exact = expression(q.double(), k.double(), v.double(), keep, 0.125)
     # roundings of scores, probabilities and result, 2⁻⁹ each; a score of size 4 rounded shifts its probability by 2⁻⁷
@@ -123,7 +124,7 @@ def test_slopes_lower_scores() -> None:
 def test_slopes_lower_scores_with_dropout(recompute: bool) -> None:
     keep = some_mask(0.125)
     assert_same(
-        lambda *qkv: attend_with_dropout(*qkv, lambda: keep, 0.125, mask=Mask(slopes=SLOPES), recompute=recompute),
+        lambda *qkv: attend_with_dropout(*qkv, by_mask(keep, 0.125), mask=Mask(slopes=SLOPES), recompute=recompute),
         lambda *qkv: expression(*qkv, keep, 0.125, SLOPES),
     )
 
@@ -154,7 +155,7 @@ def test_scores_beyond_fp16_are_finite_on_cuda(dtype: torch.dtype) -> None:
     q[..., 0] = k[..., 0] = 256  # adds 65,536 to all scores, which changes no probability
     keep = some_mask(0.125)
     with emulated_cuda():
-        y = attend_with_dropout(q, k, v, lambda: keep, 0.125)
+        y = attend_with_dropout(q, k, v, by_mask(keep, 0.125))
     exact = expression(q.double(), k.double(), v.double(), keep, 0.125)
     assert (y - exact).abs().max() <= 2.0**-6 * exact.abs().max()
 
@@ -176,8 +177,7 @@ def test_unscaled_attention_is_the_plain_expression(causal: bool, drop: float, r
         *mine,
         Mask(causal=causal),
         RelativeBias(table, ranges),
-        draw=(lambda: keep) if drop else None,
-        drop=drop,
+        dropout=by_mask(keep, drop) if drop else None,
         recompute=recompute,
     )
     distance = torch.arange(t) - torch.arange(t - S, t)[:, None]
@@ -210,8 +210,8 @@ def test_no_matrix_is_kept_of_what_can_be_computed_again() -> None:
     cores: dict[str, Callable[..., Tensor]] = {
         "fused": attend,
         "slopes": lambda *qkv: attend(*qkv, HALVES),
-        "dropout": lambda *qkv: attend_with_dropout(*qkv, keep.clone, 0.125, recompute=True),
-        "both": lambda *qkv: attend_with_dropout(*qkv, keep.clone, 0.125, mask=HALVES, recompute=True),
+        "dropout": lambda *qkv: attend_with_dropout(*qkv, by_mask(keep, 0.125), recompute=True),
+        "both": lambda *qkv: attend_with_dropout(*qkv, by_mask(keep, 0.125), mask=HALVES, recompute=True),
     }
     for name, core in cores.items():
         with Kept() as kept:
@@ -223,7 +223,7 @@ def test_no_matrix_is_kept_of_what_can_be_computed_again() -> None:
 def test_what_is_not_computed_again_is_kept() -> None:
     keep = torch.ones(1, 2, LONG, LONG, dtype=torch.bool)
     with Kept() as kept:
-        y = attend_with_dropout(*long_heads(), keep.clone, 0.125)
+        y = attend_with_dropout(*long_heads(), by_mask(keep, 0.125))
     assert kept.bytes >= 2 * LONG * LONG * (8 + 1), "probabilities and mask"
     assert y.grad_fn is not None
 
@@ -233,19 +233,14 @@ def test_what_is_not_computed_again_is_kept() -> None:
     ("dtype", "kernel"), [(torch.float64, "blas"), (torch.bfloat16, "blas"), (torch.bfloat16, "native")], ids=str
 )
 def test_computed_again_is_the_same_to_the_bit(dtype: torch.dtype, kernel: Kernel, slopes: list[float] | None) -> None:
-    keep, grad, drawings = some_mask(0.125), drawn(B, N, S, D, seed=9).to(dtype), []
+    dropout, grad = by_mask(some_mask(0.125), 0.125), drawn(B, N, S, D, seed=9).to(dtype)
     products = Products(bf16=Kernels(attention=kernel))
-
-    def draw() -> Tensor:
-        drawings.append(1)
-        return keep.clone()
-
     results = []
     for recompute in (False, True):
         qkv = heads(dtype)
-        y = attend_with_dropout(*qkv, draw, 0.125, mask=Mask(slopes=slopes), recompute=recompute, products=products)
+        y = attend_with_dropout(*qkv, dropout, mask=Mask(slopes=slopes), recompute=recompute, products=products)
         results.append((y, *torch.autograd.grad(y, qkv, grad)))
-    assert len(drawings) == 3, "once, and then once forward and once backward"
+    assert dropout.asked == 3 * [(S, S)], "once, and then once forward and once backward"
     assert all(torch.equal(kept, again) for kept, again in zip(*results, strict=True))
 
 
@@ -261,7 +256,7 @@ def test_overflow_stays_visible() -> None:
     """A dropped infinity is NaN, not zero."""
     keep = torch.zeros(B, N, S, S, dtype=torch.bool)
     qkv = heads(torch.float16)
-    y = attend_with_dropout(*qkv, lambda: keep, 0.125)
+    y = attend_with_dropout(*qkv, by_mask(keep, 0.125))
     grads = torch.autograd.grad(y, qkv, torch.full((B, N, S, D), torch.inf, dtype=torch.float16))
     assert not any(gradient.isfinite().all() for gradient in grads)
 
@@ -278,7 +273,7 @@ def test_16_bits_are_attended_to_as_they_are_or_widened(kernel: Kernel, expected
         fused = set(kept) - {torch.float32} if kernel == "native" else set(kept)
         assert y.dtype is torch.bfloat16 and fused == {expected}
         kept.clear()
-        assert attend_with_dropout(*qkv, lambda: keep, 0.125, products=chosen).dtype is torch.bfloat16
+        assert attend_with_dropout(*qkv, by_mask(keep, 0.125), products=chosen).dtype is torch.bfloat16
         assert set(kept) == {expected, torch.bool}
 
 
@@ -290,6 +285,6 @@ def test_scores_of_16_bits_are_not_rounded_before_the_softmax(kernel: Kernel) ->
     q = 8.0 * q
     products = Products(bf16=Kernels(attention=kernel))
     keep = torch.ones(1, 2, 24, 24, dtype=torch.bool)
-    found = attend_with_dropout(q, k, v, lambda: keep, 0.0, products=products)
+    found = attend_with_dropout(q, k, v, by_mask(keep, 0.0), products=products)
     exact = attend(q.double(), k.double(), v.double())
     assert float((found.double() - exact).norm() / exact.norm()) < 0.004

@@ -21,7 +21,7 @@ def hidden(ids: list[int], seed: int = 1, layer: int = 0, purpose: Purpose = Pur
 
 
 def attention(ids: list[int], heads: range, layer: int = 0) -> Tensor:
-    return Masks(1, np.array(ids)).attention(layer, heads, S, S, DROP, CPU)
+    return Masks(1, np.array(ids)).attention(layer, heads, DROP).mask(S, S, CPU)
 
 
 @given(samples)

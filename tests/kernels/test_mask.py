@@ -12,6 +12,7 @@ from torch import Tensor
 from colonnade.kernels.attention import attend, attend_to_cache, attend_with_dropout
 from colonnade.kernels.mask import Mask, Pairs
 from colonnade.model.position import alibi_slopes
+from tests.kernels.by_mask import by_mask
 from tests.tensor_parallel.shards import drawn
 
 LENGTH, SAMPLES = 6, 2
@@ -57,7 +58,7 @@ def test_every_combination(dropped: bool) -> None:
         mask = Mask(causal, window, slopes, Pairs(documents, real).tensor())
         mine, theirs = ([drawn(SAMPLES, 2, LENGTH, 4, seed=i).requires_grad_() for i in range(3)] for _ in range(2))
         keep = torch.ones(SAMPLES, 2, LENGTH, LENGTH, dtype=torch.bool)
-        y = attend_with_dropout(*mine, keep.clone, 0.0, mask=mask) if dropped else attend(*mine, mask)
+        y = attend_with_dropout(*mine, by_mask(keep, 0.0), mask=mask) if dropped else attend(*mine, mask)
         expected = expression(*theirs, Mask(causal, window, slopes), documents, real)
         torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
         grad = drawn(SAMPLES, 2, LENGTH, 4, seed=9)

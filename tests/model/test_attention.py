@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from colonnade.config.model import ModelConfig
 from colonnade.errors import LayoutError
-from colonnade.kernels.dropout import Masks
+from colonnade.kernels.dropout import Masks, ProbabilityDropout
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.model.attention import Attention
@@ -96,9 +96,9 @@ def test_each_rank_drops_with_the_masks_of_its_own_heads(rank: int) -> None:
     asked: list[range] = []
 
     class Recorded(Masks):
-        def attention(self, layer: int, heads: range, *args: Any) -> Tensor:
+        def attention(self, layer: int, heads: range, drop: float) -> ProbabilityDropout:
             asked.append(heads)
-            return super().attention(layer, heads, *args)
+            return super().attention(layer, heads, drop)
 
     tp = paper_mesh(Layout(tp=4), rank).tp
     attention = Attention(shape(8, 0.5), Parallel(tp))

@@ -23,6 +23,7 @@ from colonnade.tensor_parallel.parallel import Parallel
 from colonnade.train.state import build_state
 from colonnade.train.step import StepResult, train_step
 from tests.distributed import run_on_ranks
+from tests.kernels.by_mask import by_mask
 from tests.model.kept import Kept
 from tests.model.test_gpt import SAMPLES, SEED, VOCAB, configuration, inputs, serial
 from tests.model.test_units import through
@@ -242,7 +243,7 @@ def test_attention_within_documents_is_the_plain_expression(slopes: list[float] 
     )
     assert_same(
         lambda *qkv: attend_with_dropout(
-            *qkv, lambda: keep, 0.25, mask=Mask(slopes=slopes, pairs=pairs), recompute=recompute
+            *qkv, by_mask(keep, 0.25), mask=Mask(slopes=slopes, pairs=pairs), recompute=recompute
         ),
         lambda *qkv: expression(*qkv, slopes, keep=keep, drop=0.25),
     )
@@ -266,7 +267,7 @@ def test_no_layer_keeps_a_matrix_of_its_own() -> None:
     cores: dict[str, Callable[..., Tensor]] = {
         "fused": lambda *qkv: attend(*qkv, Mask(pairs=pairs)),
         "slopes": lambda *qkv: attend(*qkv, Mask(slopes=SLOPES, pairs=pairs)),
-        "dropout": lambda *qkv: attend_with_dropout(*qkv, keep.clone, 0.125, mask=Mask(pairs=pairs), recompute=True),
+        "dropout": lambda *qkv: attend_with_dropout(*qkv, by_mask(keep, 0.125), mask=Mask(pairs=pairs), recompute=True),
     }
     for name, core in cores.items():
         with Kept() as kept:

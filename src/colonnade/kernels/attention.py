@@ -1,7 +1,7 @@
 """The core of causal attention, softmax(q kᵀ/√d + bias) v, on the heads of one rank: nothing crosses ranks.
 
     attend                  a fused kernel: keeps no matrix of queries × keys for backward. Torch's, or a compiled one
-    attend_with_dropout     spelled out, because the fused kernels take no mask of ours
+    attend_with_dropout     by the compiled kernel, or spelled out, because torch's takes no mask of ours
     attend_unscaled         spelled out: softmax(q kᵀ + bias) v with a trained bias, for which they have no gradient
     attend_to_cache         the newest positions to all
 
@@ -23,11 +23,11 @@ from torch.nn.functional import scaled_dot_product_attention as _fused
 
 from colonnade.kernels import compiled
 from colonnade.kernels.choice import Kernel, Products, usual
+from colonnade.kernels.dropout import ProbabilityDropout
 from colonnade.kernels.mask import Mask
 from colonnade.kernels.products import exact, widen
 from colonnade.kernels.relative import RelativeBias
 from colonnade.mesh.autograd import apply
-from colonnade.randomness import drop_probability
 
 CAUSAL = Mask()
 
@@ -36,8 +36,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask = CAUSAL, *, products: Pr
     """q, k, v [b, n, s, d] -> [b, n, s, d]. `products`: the kernels (None: the usual ones); so below."""
     wide, s = _operands(products, q, k, v), q.shape[2]
     if mask.is_plain(s):
-        if _kernel(q, products) == "compiled" and compiled.attends(q):
-            y: Tensor = apply(_CompiledAttention, q, k, v, mask.causal)
+        # a plan is of torch's operators
+        if _kernel(q, products) == "compiled" and compiled.attends(q) and not q.is_meta:
+            y: Tensor = apply(_CompiledAttention, q, k, v, mask.causal, None)
             return y
         return _fused(*wide, is_causal=mask.causal).to(q.dtype)
     compute = partial(mask.bias, s, s, wide[0].dtype, q.device)
@@ -59,8 +60,7 @@ def attend_with_dropout(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    draw: Callable[[], Tensor],
-    drop: float,
+    dropout: ProbabilityDropout,
     *,
     mask: Mask = CAUSAL,
     recompute: bool = False,
@@ -68,11 +68,15 @@ def attend_with_dropout(
 ) -> Tensor:
     """Attention with dropped probabilities: q, k, v [b, n, s, d] -> [b, n, s, d].
 
-    `draw` gives what is dropped, bool [b, n, s, s], true where a probability is kept.
-    `recompute`: keep q, k and v alone, and in backward compute the probabilities and draw the mask again; else 2
-    matrices of [b, n, s, s] are kept.
+    Where it is spelled out, two matrices of [b, n, s, s] are kept for backward. `recompute`: q, k and v alone, and in
+    backward the probabilities are computed and the mask is drawn again.
     """
-    how = _How(mask, _scale(q), None, drop, draw, recompute, products or usual())
+    if mask.is_plain(q.shape[2]) and _drops_compiled(q, products):
+        if q.is_meta:  # torch's fused operator keeps as much
+            return attend(q, k, v, mask, products=products)
+        fused: Tensor = apply(_CompiledAttention, q, k, v, mask.causal, dropout)
+        return fused
+    how = _How(mask, _scale(q), None, dropout, recompute, products or usual())
     y: Tensor = apply(_SpelledOut, q, k, v, how)
     return y
 
@@ -84,17 +88,16 @@ def attend_unscaled(
     mask: Mask,
     bias: RelativeBias | None = None,
     *,
-    draw: Callable[[], Tensor] | None = None,
-    drop: float = 0.0,
+    dropout: ProbabilityDropout | None = None,
     recompute: bool = False,
     products: Products | None = None,
 ) -> Tensor:
     """T5's: q [b, n, s, d], k and v [b, n, t, d] -> [b, n, s, d]. Queries are the last of the keys where there is a
     bias, or `mask` is causal. Backward adds to the gradient of the bias's table directly.
 
-    `draw` None: nothing is dropped. `recompute`: as above; else one matrix of [b, n, s, t] is kept, two with dropout.
+    `recompute`: as above; else one matrix of [b, n, s, t] is kept, two with dropout.
     """
-    how = _How(mask, 1.0, bias, drop, draw, recompute, products or usual())
+    how = _How(mask, 1.0, bias, dropout, recompute, products or usual())
     y: Tensor = apply(_SpelledOut, q, k, v, how)
     return y
 
@@ -104,18 +107,16 @@ class _How:
     mask: Mask
     scale: float
     bias: RelativeBias | None
-    drop: float
-    draw: Callable[[], Tensor] | None
-    """Gives what is kept; None: everything."""
+    dropout: ProbabilityDropout | None
     recompute: bool
     products: Products
 
     @property
     def kept_scale(self) -> float:
-        return 1.0 if self.draw is None else 1.0 / (1.0 - drop_probability(self.drop))
+        return 1.0 if self.dropout is None else self.dropout.kept_scale
 
-    def keep(self) -> Tensor | None:
-        return None if self.draw is None else self.draw()
+    def keep(self, q: Tensor, k: Tensor) -> Tensor | None:
+        return None if self.dropout is None else self.dropout.mask(q.shape[2], k.shape[2], q.device)
 
     def probabilities(self, q: Tensor, k: Tensor) -> Tensor:
         """softmax(scale · q kᵀ + bias), computed in fp32 or fp64, in the type of q: -> [b, n, s, t]."""
@@ -141,18 +142,25 @@ def _kernel(q: Tensor, products: Products | None) -> Kernel:
     return (products or usual()).of(q).attention
 
 
+def _drops_compiled(q: Tensor, products: Products | None) -> bool:
+    # with weight gradients too, as all that torch has no fused operator for
+    kernels = (products or usual()).of(q)
+    return "compiled" in (kernels.attention, kernels.weight_gradient) and compiled.attends(q)
+
+
 class _CompiledAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        out, lse = compiled.attend(q, k, v, _scale(q), causal=causal)
-        ctx.causal = causal
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, dropout: ProbabilityDropout | None) -> Tensor:
+        dropped = (None, 0.0) if dropout is None else (dropout.streams.ravel(), dropout.drop)
+        ctx.how = {"causal": causal, "streams": dropped[0], "drop": dropped[1]}
+        out, lse = compiled.attend(q, k, v, _scale(q), **ctx.how)
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        return *compiled.attend_backward(grad, q, k, v, out, lse, _scale(q), causal=ctx.causal), None
+        return *compiled.attend_backward(grad, q, k, v, out, lse, _scale(q), **ctx.how), None, None
 
 
 class _SpelledOut(torch.autograd.Function):
@@ -160,7 +168,7 @@ class _SpelledOut(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: _How) -> Tensor:
         ctx.how = how
         wide = [t.contiguous() for t in _operands(how.products, q, k, v)]
-        probabilities, keep = how.probabilities(wide[0], wide[1]), how.keep()
+        probabilities, keep = how.probabilities(wide[0], wide[1]), how.keep(q, k)
         if how.recompute:
             ctx.save_for_backward(q, k, v)
         else:
@@ -172,7 +180,7 @@ class _SpelledOut(torch.autograd.Function):
         how: _How = ctx.how
         if how.recompute:
             q, k, v = (t.contiguous() for t in _operands(how.products, *ctx.saved_tensors))
-            probabilities, keep = how.probabilities(q, k), how.keep()
+            probabilities, keep = how.probabilities(q, k), how.keep(q, k)
         else:
             q, k, v, probabilities, keep = ctx.saved_tensors
         g = widen(grad, how.products.of(grad).attention).contiguous() * how.kept_scale

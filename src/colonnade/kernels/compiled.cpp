@@ -1,5 +1,5 @@
-// Products with fp32 results, the exponentials of an output layer and their product, fused attention, backward of norms, GELU,
-// and AdamW, for CPUs.
+// Products with fp32 results, the exponentials of an output layer and their product, random numbers, fused attention, backward
+// of norms, GELU, and AdamW, for CPUs.
 //
 // torch's products of bf16 matrices come out in bf16 on a CPU, a softmax is three passes over logits that fit no cache, and
 // its fused attention multiplies slowly. The innermost kernel of a product is torch's own (oneDNN's brgemm, which sums in
@@ -745,6 +745,198 @@ std::tuple<Tensor, Tensor, Tensor> output_exponentials_(at::TensorList out, cons
   return {shift, sum, label};
 }
 
+// --- random numbers ---------------------------------------------------------------------------------------------------
+
+// What `randomness.py` draws, in the same bits.
+
+// Word i of a stream is the mixed offset + i·gamma.
+struct Stream {
+  uint32_t offset, gamma;
+};
+
+// As many streams as a tensor int32 [2, n] has columns: offsets, and below them gammas.
+struct Streams {
+  const int32_t* data = nullptr;
+  int64_t size = 0;
+  Streams() = default;  // of which each is nothing
+  explicit Streams(const Tensor& x) : data(x.const_data_ptr<int32_t>()), size(x.size(1)) {
+    TORCH_CHECK(x.is_contiguous() && x.dim() == 2 && x.size(0) == 2, "offsets and gammas of streams in one piece");
+  }
+  Stream of(int64_t i) const {
+    return data ? Stream{static_cast<uint32_t>(data[i]), static_cast<uint32_t>(data[size + i])} : Stream{};
+  }
+};
+
+// Words first, first + 1, … of a stream.
+void words(const Stream& stream, int64_t first, int64_t count, uint32_t* to) {
+  const uint32_t begin = stream.offset + static_cast<uint32_t>(first) * stream.gamma, size = count;
+#pragma omp simd
+  for (uint32_t i = 0; i < size; ++i) {
+    uint32_t x = begin + i * stream.gamma;
+    x = (x ^ (x >> 16)) * 0x21F0AAADu;
+    x = (x ^ (x >> 15)) * 0x735A2D97u;
+    to[i] = x ^ (x >> 15);
+  }
+}
+
+constexpr int64_t DRAWN = 1 << 10;  // numbers at a time, which stay in an L1 cache with their words
+
+typedef int16_t Element __attribute__((may_alias));  // half of a word
+
+// Elements first, first + 1, … of a stream, the lower half of a word first. `drawn` has room for count / 2 + 1 words.
+inline const Element* elements(const Stream& stream, int64_t first, int64_t count, uint32_t* drawn) {
+  words(stream, first / 2, (count + first % 2 + 1) / 2, drawn);
+  return reinterpret_cast<const Element*>(drawn) + first % 2;
+}
+
+// Which elements of each stream are `least` or more, from `skipped` on (0 or 1): bool [n, count].
+Tensor keep_mask(const Tensor& streams, int64_t skipped, int64_t count, int64_t least) {
+  const Streams each(streams);
+  Tensor keep = at::empty({each.size, count}, streams.options().dtype(at::kBool));
+  bool* to = keep.mutable_data_ptr<bool>();
+  const int64_t blocks = (count + DRAWN - 1) / DRAWN;
+  at::parallel_for(0, each.size * blocks, 16, [&](int64_t begin, int64_t end) {
+    uint32_t drawn[DRAWN / 2 + 1];
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i % blocks * DRAWN, size = std::min(DRAWN, count - first);
+      const Element* x = elements(each.of(i / blocks), skipped + first, size, drawn);
+      bool* __restrict row = to + i / blocks * count + first;
+#pragma omp simd
+      for (int64_t j = 0; j < size; ++j) row[j] = x[j] >= least;
+    }
+  });
+  return keep;
+}
+
+typedef double Doubles __attribute__((vector_size(VECTOR)));
+typedef int64_t Integers __attribute__((vector_size(VECTOR)));
+constexpr int64_t WIDTH = VECTOR / sizeof(double);
+
+// x, rounded: no compiler makes one operation of the multiplication that x is and an addition that follows.
+inline Doubles rounded(Doubles x) {
+  asm("" : "+v"(x));
+  return x;
+}
+
+// c₀ + c₁x + c₂x² + …
+template <size_t N>
+inline Doubles polynomial(const Doubles& x, const double (&c)[N]) {
+  Doubles sum = Doubles{} + c[N - 1];
+  for (int64_t i = N - 2; i >= 0; --i) sum = rounded(sum * x) + c[i];
+  return sum;
+}
+
+// N(0, 1) from uniform numbers. Each operation of `randomness.normal`, in its order, which has the source.
+class Quantiles {
+ public:
+  // `ratios`: of polynomials, [centre, near, far] × [numerator, denominator] × 8 coefficients.
+  explicit Quantiles(const Tensor& ratios) {
+    TORCH_CHECK(ratios.is_contiguous() && ratios.numel() == sizeof(ratios_) / sizeof(double), "3 · 2 · 8 coefficients");
+    std::memcpy(ratios_, ratios.const_data_ptr<double>(), sizeof(ratios_));
+    for (int64_t k = 0; k < 12; ++k) logarithm_[k] = 1.0 / (2 * k + 1);
+  }
+
+  // The first `count` of a stream, at most DRAWN; of `z` all DRAWN may be written.
+  void draw(const Stream& stream, int64_t first, int64_t count, double* z) const {
+    uint32_t drawn[2 * DRAWN];
+    double tails[DRAWN + WIDTH];
+    int32_t places[DRAWN];
+    const int64_t whole = (count + WIDTH - 1) / WIDTH * WIDTH;
+    words(stream, 2 * first, 2 * whole, drawn);
+    for (int64_t i = 0; i < whole; i += WIDTH) {
+      const Doubles q = centred(drawn + 2 * i), x = q * ratio(0, squared(q));
+      std::memcpy(z + i, &x, sizeof(x));
+      std::memcpy(tails + i, &q, sizeof(q));
+    }
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; ++i) {  // `tails` is read ahead of where it is written
+      const double q = tails[i];
+      places[found] = i, tails[found] = q;
+      found += q * q > CENTRE;
+    }
+    for (int64_t i = 0; i < found; i += WIDTH) {
+      Doubles t;
+      std::memcpy(&t, tails + i, sizeof(t));
+      t = tail(t);
+      for (int64_t j = i; j < std::min(i + WIDTH, found); ++j) z[places[j]] = t[j - i];
+    }
+  }
+
+ private:
+  static constexpr double CENTRE = 0.180625;  // of q²
+
+  // Two words each, of which 52 bits are an integer below 2⁵² -> (integer + ½) · 2⁻⁵² − ½; all of that is exact.
+  static Doubles centred(const uint32_t* drawn) {
+    Integers pair;
+    std::memcpy(&pair, drawn, sizeof(pair));
+    const Integers high = (pair & 0xFFFFFFFF) ^ 0x80000000, low = ((pair >> 32) & 0xFFFFFFFF) ^ 0x80000000;
+    const Integers bits = (high << 20) | (low >> 12) | 0x4330000000000000;  // those of 2⁵² + integer
+    return ((std::bit_cast<Doubles>(bits) - 0x1p52) - 0x1p51 + 0.5) * 0x1p-52;
+  }
+
+  static Doubles squared(const Doubles& q) { return CENTRE - rounded(q * q); }
+
+  Doubles ratio(int64_t which, const Doubles& x) const {
+    return polynomial(x, ratios_[which][0]) / polynomial(x, ratios_[which][1]);
+  }
+
+  // Natural logarithm of positive normal numbers.
+  Doubles logarithm(const Doubles& x) const {
+    const auto bits = std::bit_cast<Integers>(x);
+    Integers exponent = (bits >> 52) - 1022;
+    auto mantissa = std::bit_cast<Doubles>((bits & 0x000FFFFFFFFFFFFF) | 0x3FE0000000000000);  // in [½, 1)
+    const Integers low = mantissa < 0.7071067811865476;  // −1 where it is
+    mantissa = low ? mantissa * 2.0 : mantissa, exponent += low;
+    const Doubles z = (mantissa - 1.0) / (mantissa + 1.0), series = polynomial(rounded(z * z), logarithm_);
+    const Doubles whole = __builtin_convertvector(exponent, Doubles) * 0.6931471805599453;
+    return rounded(z * 2.0 * series) + rounded(whole);
+  }
+
+  Doubles tail(const Doubles& q) const {
+    const Doubles r = root(-logarithm(0.5 - (q < 0.0 ? -q : q)));
+    const Doubles x = r <= 5.0 ? ratio(1, r - 1.6) : ratio(2, r - 5.0);
+    return q < 0.0 ? -x : x;
+  }
+
+  static Doubles root(Doubles x) {
+    for (int64_t i = 0; i < WIDTH; ++i) x[i] = std::sqrt(x[i]);
+    return x;
+  }
+
+  double ratios_[3][2][8], logarithm_[12];
+};
+
+template <typename T>
+void normal(const Tensor& to, const Streams& streams, const Quantiles& quantiles, double std) {
+  T* data = to.mutable_data_ptr<T>();
+  const int64_t stride = to.stride(0), columns = to.size(1);
+  at::parallel_for(0, to.size(0), std::max<int64_t>(1, 2 * DRAWN / columns), [&](int64_t begin, int64_t end) {
+    alignas(VECTOR) double z[DRAWN];
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t first = 0; first < columns; first += DRAWN) {
+        const int64_t size = std::min(DRAWN, columns - first);
+        quantiles.draw(streams.of(i), first, size, z);
+        T* row = data + i * stride + first;
+        for (int64_t j = 0; j < size; ++j) row[j] = static_cast<T>(z[j] * std);
+      }
+    }
+  });
+}
+
+// Row i of `to` [n, count], in fp32 or fp64: the first numbers from N(0, std²) of stream i, rounded once.
+void normal_(const Tensor& to, const Tensor& streams, const Tensor& ratios, double std) {
+  const Streams each(streams);
+  TORCH_CHECK(to.dim() == 2 && to.size(0) == each.size, "a stream a row");
+  TORCH_CHECK(to.stride(1) == 1 || to.size(1) <= 1, "rows in one piece");
+  if (to.numel() == 0) return;
+  const Quantiles quantiles(ratios);
+  switch (to.scalar_type()) {
+    case at::kFloat: return normal<float>(to, each, quantiles, std);
+    case at::kDouble: return normal<double>(to, each, quantiles, std);
+    default: TORCH_CHECK(false, "numbers of fp32 or fp64");
+  }
+}
+
 // --- attention --------------------------------------------------------------------------------------------------------
 
 constexpr int64_t QUERIES = 64;  // at a time
@@ -779,17 +971,26 @@ struct Sight {
   int64_t of(int64_t query) const { return causal ? query + 1 : keys; }
 };
 
-// Attention of one head after the other, of s positions and d features; d is even. The memory is one thread's own.
-template <typename T, typename M>
+// What is dropped of the probabilities of a head: of its query i and key j, where element i·s + j of the stream is less than
+// `least`. What is kept is scaled up.
+struct Drop {
+  int32_t least;
+  float scale;
+  Drop(int64_t least, double scale) : least(static_cast<int32_t>(least)), scale(static_cast<float>(scale)) {}
+};
+
+// Attention of one head after the other, of s positions and d features; d is even. DROPS: some probabilities are dropped. The
+// memory is one thread's own.
+template <typename T, typename M, bool DROPS>
 class Attention {
   using N = Number<T>;
   using P = Number<M>;
 
  public:
-  Attention(int64_t s, int64_t d, float scale, bool causal, bool backward)
-      : s_(s), d_(d), width_(padded<M>(s)), scale_(scale), sight_{s, causal}, all_{0, s}, features_{0, d},
-        scores_(QUERIES * s), sums_(QUERIES * d), probabilities_(QUERIES * width_), keys_(d, s),
-        values_(backward ? d : s, backward ? s : d), keys_by_rows_(backward ? s : 0, d),
+  Attention(int64_t s, int64_t d, float scale, bool causal, const Drop& drop, bool backward)
+      : s_(s), d_(d), width_(padded<M>(s)), scale_(scale), drop_(drop), sight_{s, causal}, all_{0, s}, features_{0, d},
+        drawn_(DROPS ? s / 2 + 1 : 0), factors_(DROPS ? s : 0), scores_(QUERIES * s), sums_(QUERIES * d), probabilities_(QUERIES * width_),
+        keys_(d, s), values_(backward ? d : s, backward ? s : d), keys_by_rows_(backward ? s : 0, d),
         queries_(backward ? QUERIES : 0, d), outputs_(backward ? QUERIES : 0, d) {
     if (!backward) return;
     gradients_.resize(QUERIES * s), differences_.resize(QUERIES * width_), transposed_.resize(QUERIES * s);
@@ -797,7 +998,8 @@ class Attention {
   }
   ~Attention() { release<M>(); }
 
-  void forward(const Head<N>& q, const Head<N>& k, const Head<N>& v, const Head<N>& out, float* lse) {
+  void forward(const Head<N>& q, const Head<N>& k, const Head<N>& v, const Head<N>& out, float* lse,
+               const Stream& stream) {
     keys_.pack(k.columns(), features_, all_);
     values_.pack(v.rows(), all_, features_);
     for (int64_t first = 0; first < s_; first += QUERIES) {
@@ -805,14 +1007,17 @@ class Attention {
       const auto some = rows_.of(q.rows(), {first, first + count}, features_);
       keys_.times(count, seen, d_, some, scores_.data(), s_);
       float totals[QUERIES];
-      for (int64_t i = 0; i < count; ++i) totals[i] = softmax(i, sight_.of(first + i), seen, lse[first + i]);
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t mine = sight_.of(first + i);
+        totals[i] = softmax(i, mine, seen, lse[first + i], factors(stream, first + i, mine));
+      }
       values_.times(count, d_, padded<M>(seen), {probabilities_.data(), width_}, sums_.data(), d_);
       for (int64_t i = 0; i < count; ++i) store(sums_.data() + i * d_, 1.0f / totals[i], out.row(first + i));
     }
   }
 
   void backward(const Head<N>& dout, const Head<N>& q, const Head<N>& k, const Head<N>& v, const Head<N>& out,
-                const float* lse, const Head<N>& dq, const Head<N>& dk, const Head<N>& dv) {
+                const float* lse, const Head<N>& dq, const Head<N>& dk, const Head<N>& dv, const Stream& stream) {
     keys_.pack(k.columns(), features_, all_);
     values_.pack(v.columns(), features_, all_);
     keys_by_rows_.pack(k.rows(), all_, features_);
@@ -825,7 +1030,8 @@ class Attention {
       values_.times(count, seen, d_, of_dout, gradients_.data(), s_);
       for (int64_t i = 0; i < count; ++i) {
         const float mean = product_of_rows(dout.row(first + i), out.row(first + i));
-        softmax_backward(i, sight_.of(first + i), seen, lse[first + i], mean);
+        const int64_t mine = sight_.of(first + i);
+        softmax_backward(i, mine, seen, lse[first + i], mean, factors(stream, first + i, mine));
       }
       keys_by_rows_.times(count, d_, padded<M>(seen), {differences_.data(), width_}, sums_.data(), d_);
       for (int64_t i = 0; i < count; ++i) store(sums_.data() + i * d_, 1.0f, dq.row(first + i));
@@ -841,8 +1047,20 @@ class Attention {
   }
 
  private:
-  // Row i of the scores -> its exponentials, not yet divided by their sum, which is returned; 0 from `mine` to `seen`.
-  float softmax(int64_t i, int64_t mine, int64_t seen, float& lse) {
+  // What dropout multiplies the probabilities of a query with.
+  const float* factors(const Stream& stream, int64_t query, int64_t mine) {
+    if constexpr (!DROPS) return nullptr;
+    const Element* x = elements(stream, query * s_, mine, drawn_.data());
+    float* __restrict to = factors_.data();
+    const auto [least, scale] = drop_;
+#pragma omp simd
+    for (int64_t j = 0; j < mine; ++j) to[j] = x[j] >= least ? scale : 0.0f;
+    return to;
+  }
+
+  // Row i of the scores -> its exponentials, scaled or dropped, not yet divided by the sum of all, which is returned; 0 from
+  // `mine` to `seen`.
+  float softmax(int64_t i, int64_t mine, int64_t seen, float& lse, const float* factors) {
     const float* x = scores_.data() + i * s_;
     P* p = probabilities_.data() + i * width_;
     float largest = -INFINITY, sum = 0.0f;
@@ -852,21 +1070,23 @@ class Attention {
 #pragma omp simd reduction(+ : sum)
     for (int64_t j = 0; j < mine; ++j) {
       const float e = exponential(x[j] * scale_ - shift);
-      sum += e, p[j] = stored<M>(e);
+      sum += e, p[j] = stored<M>(DROPS ? e * factors[j] : e);
     }
     std::fill(p + mine, p + padded<M>(seen), P(0));
     lse = shift + std::log(sum);
     return sum;
   }
 
-  // Row i of the scores and of the gradients of the probabilities -> probabilities, and gradients of the scores.
-  void softmax_backward(int64_t i, int64_t mine, int64_t seen, float lse, float mean) {
+  // Row i of the scores and of the gradients of the probabilities -> probabilities, scaled or dropped, and gradients of the
+  // scores.
+  void softmax_backward(int64_t i, int64_t mine, int64_t seen, float lse, float mean, const float* factors) {
     const float *x = scores_.data() + i * s_, *g = gradients_.data() + i * s_;
     P *p = probabilities_.data() + i * width_, *ds = differences_.data() + i * width_;
 #pragma omp simd
     for (int64_t j = 0; j < mine; ++j) {
       const float e = exponential(std::min(x[j] * scale_ - lse, 0.0f));
-      p[j] = stored<M>(e), ds[j] = stored<M>(e * (g[j] - mean) * scale_);
+      const float factor = DROPS ? factors[j] : 1.0f;
+      p[j] = stored<M>(e * factor), ds[j] = stored<M>(e * (g[j] * factor - mean) * scale_);
     }
     std::fill(p + mine, p + padded<M>(seen), P(0)), std::fill(ds + mine, ds + padded<M>(seen), P(0));
   }
@@ -892,9 +1112,11 @@ class Attention {
 
   int64_t s_, d_, width_;
   float scale_;
+  Drop drop_;
   Sight sight_;
   Range all_, features_;
-  std::vector<float> scores_, gradients_, sums_, sum_k_, sum_v_;
+  std::vector<uint32_t> drawn_;
+  std::vector<float> factors_, scores_, gradients_, sums_, sum_k_, sum_v_;
   std::vector<P> probabilities_, differences_, transposed_;
   Panels<T, M> keys_, values_, keys_by_rows_, queries_, outputs_;
   PackedRows<T, M> rows_, gradient_rows_;
@@ -911,64 +1133,71 @@ void check_heads(const Tensor& x, const Tensor& like) {
   TORCH_CHECK(x.size(3) % 2 == 0 && x.size(3) > 0 && x.size(2) > 0, "an even number of features");
 }
 
-template <typename T>
-void attend_all(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, float* lse, float scale,
-                bool causal) {
-  using N = Number<T>;
-  const Heads<N> of_q(q), of_k(k), of_v(v), of_out(out);
-  const int64_t s = q.size(2);
-  at::parallel_for(0, q.size(0) * q.size(1), 1, [&](int64_t begin, int64_t end) {
+// Calls work(attention, streams of heads, begin, end) for parts of the heads of q [b, n, s, d], in as many threads as there
+// are. `dropped`: a stream for each head (none: nothing is dropped).
+template <typename T, typename F>
+void attend_all(const Tensor& q, float scale, bool causal, const std::optional<Tensor>& dropped, const Drop& drop,
+                bool backward, F work) {
+  const int64_t heads = q.size(0) * q.size(1);
+  const Streams streams = dropped ? Streams(*dropped) : Streams();
+  TORCH_CHECK(!dropped || streams.size == heads, "a stream for each head");
+  at::parallel_for(0, heads, 1, [&](int64_t begin, int64_t end) {
     with_types<T>([&]<typename M>(T, M) {
-      Attention<T, M> attention(s, q.size(3), scale, causal, false);
-      for (int64_t i = begin; i < end; ++i)
-        attention.forward(of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), lse + i * s);
+      const auto part = [&]<bool DROPS>(std::bool_constant<DROPS>) {
+        Attention<T, M, DROPS> attention(q.size(2), q.size(3), scale, causal, drop, backward);
+        for (int64_t i = begin; i < end; ++i) work(attention, i, streams.of(i));
+      };
+      dropped ? part(std::true_type()) : part(std::false_type());
     });
   });
 }
 
-template <typename T>
-void attend_all_backward(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                         const float* lse, const Tensor& dq, const Tensor& dk, const Tensor& dv, float scale,
-                         bool causal) {
-  using N = Number<T>;
-  const Heads<N> of_dout(dout), of_q(q), of_k(k), of_v(v), of_out(out), of_dq(dq), of_dk(dk), of_dv(dv);
-  const int64_t s = q.size(2);
-  at::parallel_for(0, q.size(0) * q.size(1), 1, [&](int64_t begin, int64_t end) {
-    with_types<T>([&]<typename M>(T, M) {
-      Attention<T, M> attention(s, q.size(3), scale, causal, true);
-      for (int64_t i = begin; i < end; ++i)
-        attention.backward(of_dout.of(i), of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), lse + i * s, of_dq.of(i),
-                           of_dk.of(i), of_dv.of(i));
-    });
-  });
+// Calls f with a number of the type of heads.
+template <typename F>
+void with_heads(const Tensor& q, F f) {
+  switch (q.scalar_type()) {
+    case at::kBFloat16: return f(at::BFloat16());
+    case at::kFloat: return f(float());
+    default: TORCH_CHECK(false, "heads of bf16 or fp32");
+  }
 }
 
 // softmax(scale · q kᵀ) v and its log-sum-exp: [b, n, s, d] in bf16 or fp32 -> the same, and fp32 [b, n, s]; d is even.
-std::tuple<Tensor, Tensor> attend(const Tensor& q, const Tensor& k, const Tensor& v, double scale, bool causal) {
+// `dropped`: streams of what is dropped of the probabilities of each head, int32 [2, b · n], below `least`.
+std::tuple<Tensor, Tensor> attend(const Tensor& q, const Tensor& k, const Tensor& v, double scale, bool causal,
+                                  const std::optional<Tensor>& dropped, int64_t least, double kept_scale) {
   for (const Tensor& x : {q, k, v}) check_heads(x, q);
   Tensor out = side_by_side(q), lse = at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
   float* to = lse.mutable_data_ptr<float>();
-  switch (q.scalar_type()) {
-    case at::kBFloat16: attend_all<at::BFloat16>(q, k, v, out, to, scale, causal); break;
-    case at::kFloat: attend_all<float>(q, k, v, out, to, scale, causal); break;
-    default: TORCH_CHECK(false, "heads of bf16 or fp32");
-  }
+  with_heads(q, [&]<typename T>(T) {
+    using N = Number<T>;
+    const Heads<N> of_q(q), of_k(k), of_v(v), of_out(out);
+    const auto work = [&](auto& attention, int64_t i, const Stream& stream) {
+      attention.forward(of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), to + i * q.size(2), stream);
+    };
+    attend_all<T>(q, scale, causal, dropped, Drop(least, kept_scale), false, work);
+  });
   return {out, lse};
 }
 
 // Gradients of q, k and v, all [b, n, s, d].
 std::tuple<Tensor, Tensor, Tensor> attend_backward(const Tensor& dout, const Tensor& q, const Tensor& k,
                                                    const Tensor& v, const Tensor& out, const Tensor& lse, double scale,
-                                                   bool causal) {
+                                                   bool causal, const std::optional<Tensor>& dropped, int64_t least,
+                                                   double kept_scale) {
   for (const Tensor& x : {dout, k, v, out}) check_heads(x, q);
   TORCH_CHECK(lse.is_contiguous() && lse.scalar_type() == at::kFloat && lse.numel() * q.size(3) == q.numel(), "lse");
   Tensor dq = side_by_side(q), dk = side_by_side(k), dv = side_by_side(v);
   const float* from = lse.const_data_ptr<float>();
-  switch (q.scalar_type()) {
-    case at::kBFloat16: attend_all_backward<at::BFloat16>(dout, q, k, v, out, from, dq, dk, dv, scale, causal); break;
-    case at::kFloat: attend_all_backward<float>(dout, q, k, v, out, from, dq, dk, dv, scale, causal); break;
-    default: TORCH_CHECK(false, "heads of bf16 or fp32");
-  }
+  with_heads(q, [&]<typename T>(T) {
+    using N = Number<T>;
+    const Heads<N> of_dout(dout), of_q(q), of_k(k), of_v(v), of_out(out), of_dq(dq), of_dk(dk), of_dv(dv);
+    const auto work = [&](auto& attention, int64_t i, const Stream& stream) {
+      attention.backward(of_dout.of(i), of_q.of(i), of_k.of(i), of_v.of(i), of_out.of(i), from + i * q.size(2),
+                         of_dq.of(i), of_dk.of(i), of_dv.of(i), stream);
+    };
+    attend_all<T>(q, scale, causal, dropped, Drop(least, kept_scale), true, work);
+  });
   return {dq, dk, dv};
 }
 
@@ -1150,6 +1379,44 @@ Tensor gelu_backward(const Tensor& grad, const Tensor& x, bool tanh) {
   return dx;
 }
 
+// --- dropout ----------------------------------------------------------------------------------------------------------
+
+// Rows of h numbers, of a tensor [s, b, h] whose last dim lies in one piece.
+template <typename N>
+struct Stripes {
+  N* data;
+  int64_t position, sample, samples;
+  Stripes(const Tensor& x, N* data) : data(data), position(x.stride(0)), sample(x.stride(1)), samples(x.size(1)) {
+    TORCH_CHECK(x.stride(2) == 1 || x.size(2) <= 1, "numbers in one piece");
+  }
+  N* row(int64_t i) const { return data + i / samples * position + i % samples * sample; }
+};
+
+template <typename T>
+void kept_row(const Number<T>* __restrict x, const uint8_t* __restrict keep, Number<T>* __restrict y, int64_t h,
+              float scale) {
+#pragma omp simd
+  for (int64_t j = 0; j < h; ++j) y[j] = stored<T>(computed<T>(x[j]) * (scale * keep[j]));
+}
+
+// x [s, b, h] in bf16, fp16 or fp32, times `scale` where `keep`, bool [s, b, h], is true, rounded once; elsewhere times 0.
+Tensor kept(const Tensor& x, const Tensor& keep, double kept_scale) {
+  TORCH_CHECK(x.dim() == 3 && x.sizes() == keep.sizes() && keep.scalar_type() == at::kBool, "a mask for x [s, b, h]");
+  Tensor y = at::empty(x.sizes(), x.options());
+  const int64_t rows = x.size(0) * x.size(1), h = x.size(2);
+  const auto scale = static_cast<float>(kept_scale);
+  with_numbers(x, [&]<typename T>(T) {
+    using N = Number<T>;
+    const Stripes<const N> from(x, static_cast<const N*>(x.const_data_ptr()));
+    const Stripes<const uint8_t> mask(keep, static_cast<const uint8_t*>(keep.const_data_ptr()));
+    N* to = static_cast<N*>(y.mutable_data_ptr());
+    at::parallel_for(0, rows, SHARE / std::max<int64_t>(h, 1) + 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) kept_row<T>(from.row(i), mask.row(i), to + i * h, h, scale);
+    });
+  });
+  return y;
+}
+
 // --- optimizer --------------------------------------------------------------------------------------------------------
 
 constexpr int64_t NEAR = 1 << 12;  // numbers of which the L1 cache has the weights when they are rounded
@@ -1219,13 +1486,18 @@ TORCH_LIBRARY(colonnade, library) {
   library.def(
       "output_exponentials_(Tensor(a!)[] out, Tensor(b!) product, Tensor x, Tensor table, Tensor labels) "
       "-> (Tensor, Tensor, Tensor)");
-  library.def("attend(Tensor q, Tensor k, Tensor v, float scale, bool causal) -> (Tensor, Tensor)");
+  library.def("keep_mask(Tensor streams, int skipped, int count, int least) -> Tensor");
+  library.def("normal_(Tensor(a!) to, Tensor streams, Tensor ratios, float std) -> ()");
   library.def(
-      "attend_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float scale, bool causal) "
-      "-> (Tensor, Tensor, Tensor)");
+      "attend(Tensor q, Tensor k, Tensor v, float scale, bool causal, Tensor? dropped, int least, float kept_scale) "
+      "-> (Tensor, Tensor)");
+  library.def(
+      "attend_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float scale, bool causal, "
+      "Tensor? dropped, int least, float kept_scale) -> (Tensor, Tensor, Tensor)");
   library.def(
       "norm_backward(Tensor(a!)? of_weight, Tensor(b!)? of_bias, Tensor grad, Tensor x, Tensor weight, Tensor? mean, "
       "Tensor scale) -> Tensor");
+  library.def("kept(Tensor x, Tensor keep, float scale) -> Tensor");
   library.def("gelu(Tensor x, bool tanh) -> Tensor");
   library.def("gelu_backward(Tensor grad, Tensor x, bool tanh) -> Tensor");
   library.def(
@@ -1237,9 +1509,12 @@ TORCH_LIBRARY_IMPL(colonnade, CPU, library) {
   library.impl("product_", product_);
   library.impl("products_", products_);
   library.impl("output_exponentials_", output_exponentials_);
+  library.impl("keep_mask", keep_mask);
+  library.impl("normal_", normal_);
   library.impl("attend", attend);
   library.impl("attend_backward", attend_backward);
   library.impl("norm_backward", norm_backward);
+  library.impl("kept", kept);
   library.impl("gelu", gelu);
   library.impl("gelu_backward", gelu_backward);
   library.impl("adamw_", adamw_);

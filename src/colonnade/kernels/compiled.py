@@ -3,16 +3,19 @@
 They are never needed: what they compute is computed without them too, more slowly. On a CPU torch has no product of
 16-bit matrices with an fp32 result, so all that is summed in fp32 (weight gradients, the output layer) is otherwise
 multiplied in fp32: with AMX or avx512_bf16 half as fast as the processor can, or less. Its fused attention takes
-several times as long as its products should, its softmax of an output layer's logits reads them from memory, backward
-of its LayerNorm wants copies in fp32, its GELU by tanh is slow, and its AdamW writes scaled gradients back and leaves
-the rounding of weights to another pass.
+several times as long as its products should, and drops nothing by masks that it is given; random numbers take a pass
+over memory for each operation; its softmax of an output layer's logits reads them from memory, backward of its
+LayerNorm wants copies in fp32, its GELU by tanh is slow, and its AdamW writes scaled gradients back and leaves the
+rounding of weights to another pass.
 Where there are no units for 16 bits, these are widened a block at a time, and no copy of a matrix is made.
 
     prepare(folder, processor)    once in a process: compile them, or find them compiled, and load them
     is_loaded()                   whether the rest may be called
     product_, products_           a b, and aᵀ b of an a in blocks, with an fp32 result
     output_exponentials_          of an output layer's logits, which are nowhere whole, and their product with its table
-    attend, attend_backward       fused attention
+    keep_mask, normal_            random numbers, in the bits of `randomness`
+    kept                          what dropout leaves
+    attend, attend_backward       fused attention, with and without dropout
     norm_backward                 backward of a LayerNorm or an RMSNorm
     gelu, gelu_backward           exact, or by tanh
     adamw_                        one pass of the optimizer, which rounds the new weights too
@@ -29,17 +32,25 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from colonnade.atomic import written
 from colonnade.errors import REFUSED_BY_THE_DISK
+from colonnade.randomness import NORMAL_RATIOS, check_range, drop_probability, dropped_values, offset_and_gamma
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared", "-std=c++20")
 ATTENTION = (torch.bfloat16, torch.float32)
 """What there is attention for."""
+NUMBERS = (torch.bfloat16, torch.float16, torch.float32)
+"""What `kept` multiplies."""
+NORMAL = (torch.float32, torch.float64)
+"""What `normal_` fills."""
+SIGNED = 1 << 15
+"""What kernels take off an integer of 16 bits: theirs have a sign."""
 BLOCK = 1 << 18
 """[bytes] Of an output layer's table, that are multiplied at a time: of two packed copies of them, an L2 cache of a
 megabyte is half full."""
@@ -143,26 +154,60 @@ def output_exponentials_(
 
 def attends(q: Tensor) -> bool:
     """Whether there is a kernel of attention for heads like these: with an even number of features."""
-    return q.dtype in ATTENTION and not q.is_meta and q.shape[-1] % 2 == 0 and q.numel() > 0
+    return q.dtype in ATTENTION and q.shape[-1] % 2 == 0 and q.numel() > 0
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool, streams: np.ndarray | None = None, drop: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """softmax(scale · q kᵀ) v, and the log-sum-exp: [b, n, s, d] each -> [b, n, s, d], and [b, n, s] in fp32.
 
     Scores and sums are fp32; probabilities are rounded to the type of `q` before they are multiplied, as in torch's
-    fused kernel.
+    fused kernel. They are dropped as `randomness.keep_mask` says, by a stream for each head of each sample, uint64
+    [b · n], in which query i and key j are element i · s + j (None: nothing is dropped). No mask is in memory.
     """
-    out, lse = torch.ops.colonnade.attend(*map(_by_features, (q, k, v)), scale, causal)
+    out, lse = torch.ops.colonnade.attend(*map(_by_features, (q, k, v)), scale, causal, *_dropped(streams, drop))
     return out, lse
 
 
 def attend_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, *, causal: bool
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    *,
+    causal: bool,
+    streams: np.ndarray | None = None,
+    drop: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v from that of `out`: [b, n, s, d] each. The probabilities are computed again."""
     heads = map(_by_features, (grad, q, k, v, out))
-    dq, dk, dv = torch.ops.colonnade.attend_backward(*heads, lse, scale, causal)
+    dq, dk, dv = torch.ops.colonnade.attend_backward(*heads, lse, scale, causal, *_dropped(streams, drop))
     return dq, dk, dv
+
+
+def keep_mask(keys: np.ndarray, start: int, count: int, drop: float) -> Tensor:
+    """As `randomness.keep_mask`."""
+    first = start // 2
+    check_range(first, (start + count + 1) // 2 - first)
+    least = dropped_values(drop) - SIGNED
+    keep: Tensor = torch.ops.colonnade.keep_mask(_streams(keys, first), start - 2 * first, count, least)
+    return keep
+
+
+def kept(x: Tensor, keep: Tensor, scale: float) -> Tensor:
+    """x, times `scale` where `keep`, else times 0: [s, b, h] in bf16, fp16 or fp32, and bool -> as x. Rounded once."""
+    found: Tensor = torch.ops.colonnade.kept(_by_features(x), _by_features(keep), scale)
+    return found
+
+
+def normal_(to: Tensor, keys: np.ndarray, start: int, std: float) -> None:
+    """to = `randomness.normal` · std, rounded once: [len(keys), count] of a type in NORMAL, a row in one piece."""
+    check_range(2 * start, 2 * to.shape[1])
+    torch.ops.colonnade.normal_(to, _streams(keys, 2 * start), torch.tensor(NORMAL_RATIOS, dtype=torch.float64), std)
 
 
 def norm_backward(
@@ -217,6 +262,16 @@ def adamw_(
     """
     numbers = factor, learning_rate, *betas, epsilon, weight_decay, step
     torch.ops.colonnade.adamw_(weights, gradients, exp_avg, exp_avg_sq, rounded, *numbers)
+
+
+def _dropped(streams: np.ndarray | None, drop: float) -> tuple[Tensor | None, int, float]:
+    kept_scale = 1.0 / (1.0 - drop_probability(drop))
+    return None if streams is None else _streams(streams, 0), dropped_values(drop) - SIGNED, kept_scale
+
+
+def _streams(keys: np.ndarray, word: int) -> Tensor:
+    """What kernels know of streams, each from a word of it on: int32 [2, len(keys)]."""
+    return torch.from_numpy(np.stack(offset_and_gamma(keys, word)))
 
 
 def _by_features(x: Tensor) -> Tensor:

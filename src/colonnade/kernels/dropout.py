@@ -14,15 +14,17 @@ from torch import Tensor
 
 from colonnade import randomness
 from colonnade.gpu_kernels import takes
-from colonnade.kernels import gpu
+from colonnade.kernels import compiled, gpu
 from colonnade.mesh.autograd import apply
 from colonnade.randomness import Purpose, drop_probability, dropped_values, name_id, stream_keys
 
 
 def keep_mask(keys: np.ndarray, start: int, count: int, drop: float, device: torch.device) -> Tensor:
-    """As `randomness.keep_mask`, on GPUs by one kernel."""
+    """As `randomness.keep_mask`, by one kernel on GPUs, and on CPUs where there are compiled ones."""
     if takes(device):
         return gpu.keep_mask(keys, start, count, dropped_values(drop), device)
+    if device.type == "cpu" and compiled.is_loaded():
+        return compiled.keep_mask(keys, start, count, drop)
     if device.type == "meta" and torch.empty(0, device=device).is_cuda:  # planned for a GPU: what the kernel writes
         return torch.zeros((len(keys), count), dtype=torch.bool, device=device)
     return randomness.keep_mask(keys, start, count, drop, device)
@@ -82,13 +84,31 @@ class Masks:
     def _of_adapter(self, name: str) -> np.ndarray:
         return stream_keys(self.seed, Purpose.ADAPTER_DROPOUT, name_id(name), last=self.samples)
 
-    def attention(self, layer: int, heads: range, queries: int, keys: int, drop: float, device: torch.device) -> Tensor:
-        """Mask for attention probabilities of these heads (numbered in the whole layer), bool [b, n, queries, keys]."""
+    def attention(self, layer: int, heads: range, drop: float) -> "ProbabilityDropout":
+        """Of the attention probabilities of these heads (numbered in the whole layer)."""
         streams = [
             stream_keys(self.seed, Purpose.ATTENTION_DROPOUT, layer, int(sample), last=heads) for sample in self.samples
         ]
-        mask = keep_mask(np.concatenate(streams), 0, queries * keys, drop, device)
-        return mask.view(len(self.samples), len(heads), queries, keys)
+        return ProbabilityDropout(np.stack(streams), drop)
+
+
+@dataclass(frozen=True)
+class ProbabilityDropout:
+    """What is dropped of attention probabilities: drawn where it is needed, as often as it is."""
+
+    streams: np.ndarray
+    """uint64 [b, n]: keys, of a stream for each head of each sample."""
+    drop: float
+
+    @property
+    def kept_scale(self) -> float:
+        """What is kept is multiplied with this."""
+        return 1.0 / (1.0 - drop_probability(self.drop))
+
+    def mask(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        """True where a probability is kept: bool [b, n, queries, keys]."""
+        mask = keep_mask(self.streams.ravel(), 0, queries * keys, self.drop, device)
+        return mask.view(*self.streams.shape, queries, keys)
 
 
 class _Dropout(torch.autograd.Function):
@@ -96,12 +116,18 @@ class _Dropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, keep: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(keep)
         ctx.scale = scale
-        return x.mul(keep).mul_(scale)
+        return _kept(x, keep, scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (keep,) = ctx.saved_tensors
-        return grad.mul(keep).mul_(ctx.scale), None, None
+        return _kept(grad, keep, ctx.scale), None, None
+
+
+def _kept(x: Tensor, keep: Tensor, scale: float) -> Tensor:
+    if x.device.type == "cpu" and x.ndim == 3 and x.dtype in compiled.NUMBERS and compiled.is_loaded():
+        return compiled.kept(x, keep, scale)  # the same bits in a pass
+    return x.mul(keep).mul_(scale)
 
 
 def dropout(x: Tensor, drop: float, masks: Masks | None, purpose: Purpose, layer: int = 0, *, first: int = 0) -> Tensor:

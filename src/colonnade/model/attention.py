@@ -7,7 +7,6 @@ dim.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
 
 import torch
@@ -119,10 +118,8 @@ class Attention(nn.Module):
         elif masks is None or self.drop == 0.0:
             y = attend(q, k, v, mask, products=self.products)
         else:
-            draw = partial(masks.attention, layer, self.heads, s, s, self.drop, x.device)
-            y = attend_with_dropout(
-                q, k, v, draw, self.drop, mask=mask, recompute=self.recompute, products=self.products
-            )
+            dropout = masks.attention(layer, self.heads, self.drop)
+            y = attend_with_dropout(q, k, v, dropout, mask=mask, recompute=self.recompute, products=self.products)
         out: Tensor = self.output(y.permute(2, 0, 1, 3).reshape(s, b, -1))  # [s, b, h]
         return out
 

@@ -7,6 +7,7 @@ before a residual × 1/√(2·layers)); norms begin with one, biases with zero.
 import torch
 from torch import Tensor
 
+from colonnade.kernels import compiled
 from colonnade.mesh.mesh import Axis
 from colonnade.model.model import Transformer
 from colonnade.randomness import Purpose, name_id, normal, stream_keys
@@ -41,6 +42,10 @@ def _fill_rows_(place: Placement, name: str, std: float, seed: int, device: torc
     """
     real = place.real(place.parameter)
     (row, column), (num_rows, num_columns) = place.offsets, real.shape
+    if compiled.is_loaded() and device.type == "cpu" and real.dtype in compiled.NORMAL:
+        keys = stream_keys(seed, Purpose.INITIAL_WEIGHT, name_id(name), last=range(row, row + num_rows))
+        compiled.normal_(real, keys, column, std)
+        return
     step = max(1, (_ON_A_GPU if device.type == "cuda" else _ELEMENTS_AT_ONCE) // max(1, num_columns))
     for first in range(0, num_rows, step):
         rows = range(row + first, row + min(first + step, num_rows))

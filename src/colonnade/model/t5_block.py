@@ -134,12 +134,10 @@ class UnscaledAttention(nn.Module):
         if self.parallel.probe.reads(self.before + LOGITS):
             for part in visible_logits(q, k, mask, scaled=False, bias=bias):
                 self.parallel.probe.see(self.before + LOGITS, part)
-        draw = None
+        dropout = None
         if masks is not None and self.drop != 0.0:
-            draw = partial(masks.attention, number, self.heads, s, k.shape[2], self.drop, queries.device)
-        y = attend_unscaled(
-            q, k, v, mask, bias, draw=draw, drop=self.drop, recompute=self.recompute, products=self.products
-        )
+            dropout = masks.attention(number, self.heads, self.drop)
+        y = attend_unscaled(q, k, v, mask, bias, dropout=dropout, recompute=self.recompute, products=self.products)
         out: Tensor = self.output(y.permute(2, 0, 1, 3).reshape(s, b, -1))
         self.parallel.probe.see(self.before + OUTPUT, out)
         return out
