@@ -951,8 +951,8 @@ MUTATIONS = [
     Mutation(
         "selective recomputation draws other masks",
         "kernels/attention.py",
-        "(q, k), how.keep()",
-        "(q, k), how.keep().flip(0)",
+        "(q, k), how.keep(q, k)",
+        "(q, k), how.keep(q, k).flip(0)",
         (PARITY, ATTEND, ATTENTION),
     ),
     Mutation(
@@ -2380,8 +2380,8 @@ MUTATIONS = [
     Mutation(
         "compiled attention's scores do not share their gradient",
         "kernels/compiled.cpp",
-        "stored<M>(e * (g[j] - mean) * scale_)",
-        "stored<M>(e * g[j] * scale_)",
+        "stored<M>(e * (g[j] * factor - mean) * scale_)",
+        "stored<M>(e * g[j] * factor * scale_)",
         ("tests/kernels/test_compiled.py",),
     ),
     Mutation(
