@@ -13,6 +13,7 @@ from colonnade.architecture.statement import Unit
 from colonnade.config.model import ModelConfig
 from colonnade.config.schema import ParallelConfig, TrainConfig
 from colonnade.kernels import choice
+from colonnade.kernels.choice import Products
 from colonnade.mesh.layout import Layout
 from colonnade.mesh.mesh import Mesh, build_mesh, paper_mesh
 from colonnade.model.stack import Stack
@@ -75,14 +76,23 @@ def train_of(precision: str) -> TrainConfig:
     )
 
 
-def predicted(model: ModelConfig, parallel: ParallelConfig, precision: str, documents: bool = False) -> dict[str, Kept]:
-    train = train_of(precision)
-    return kept_of(model, parallel, train, vocab_size=VOCAB, device="cpu", separate_documents=documents)
+def predicted(
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    precision: str,
+    documents: bool = False,
+    products: Products | None = None,
+) -> dict[str, Kept]:
+    given = {"vocab_size": VOCAB, "device": "cpu", "separate_documents": documents, "products": products}
+    return kept_of(model, parallel, train_of(precision), **given)
 
 
-def built(model: ModelConfig, parallel: ParallelConfig, precision: str, mesh: Mesh) -> Stack:
+def built(
+    model: ModelConfig, parallel: ParallelConfig, precision: str, mesh: Mesh, products: Products | None = None
+) -> Stack:
     dtype = DTYPES[precision]
-    cut = Parallel(mesh.tp, parallel.sequence_parallel, parallel.recompute == "selective")
+    kernels = products or choice.usual()
+    cut = Parallel(mesh.tp, parallel.sequence_parallel, parallel.recompute == "selective", products=kernels)
     stack: Stack = TASKS[model.kind_and_head].build(model, VOCAB, cut, None).to(dtype)
     for weight in stack.parameters():
         torch.nn.init.normal_(weight, std=0.02)
@@ -137,11 +147,17 @@ def compare(kept: Mapping[str, Kept], stack: Stack, inputs: Any) -> None:
         stream = made
 
 
-def check(model: ModelConfig, parallel: ParallelConfig, precision: str, documents: bool = False) -> None:
+def check(
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    precision: str,
+    documents: bool = False,
+    products: Products | None = None,
+) -> None:
     mesh = paper_mesh(Layout(tp=parallel.tp), parallel.tp - 1)
-    stack = built(model, parallel, precision, mesh)
+    stack = built(model, parallel, precision, mesh, products)
     inputs = example_inputs(model, train_of(precision), VOCAB, torch.device("cpu"), separate_documents=documents)
-    compare(predicted(model, parallel, precision, documents), stack, inputs)
+    compare(predicted(model, parallel, precision, documents, products), stack, inputs)
 
 
 def test_the_most_of_a_run_is_its_own() -> None:
@@ -177,6 +193,21 @@ def test_what_each_option_of_llama_keeps_to_the_byte(option: str) -> None:
     ]
     for precision, keys in layouts:
         check(model_of(LLAMAS[option]), ParallelConfig.model_validate(keys), precision)
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_what_compiled_kernels_keep_to_the_byte(dropout: float, precision: str) -> None:
+    """With dropout as much as without, but for the masks of the stream, and no matrix of queries and keys."""
+    model = model_of({"dropout": dropout, "attention_dropout": dropout})
+    kernels = choice.Kernels("native", "native", "compiled", "compiled", "compiled")
+    products = Products(fp32=kernels, bf16=kernels)
+    for keys in ({}, {"tp": 2, "recompute": "selective"}):
+        check(model, ParallelConfig.model_validate(keys), precision, products=products)
+    ours, usual = (predicted(model, ParallelConfig(), precision, products=each) for each in (products, None))
+    matrices = BATCH * model.num_heads * SEQ_LENGTH**2
+    assert usual["block"].inside - ours["block"].inside >= (4 * matrices if dropout else 0)
 
 
 @pytest.mark.one_in(2)
