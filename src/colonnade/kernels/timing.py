@@ -44,11 +44,12 @@ ROUNDINGS = 1.5
 """A 16-bit result is off by at most so many times the error of one rounding to it."""
 CLEARLY = 1.03
 """The usual kernel is left where another takes less than 1/CLEARLY of its time."""
-FRUGAL: Mapping[Use, Kernel] = MappingProxyType({"output": "compiled"})
-"""What goes through memory less often than others."""
-FRUGAL_MARGIN = 1.15
-"""FRUGAL is left where another takes less than 1/FRUGAL_MARGIN of its time. Cores share memory, and logits of a slice
-fit a cache: on one core, and on slices, it hardly shows (figures: docs/design/04-products-by-measurement.md)."""
+FRUGAL: Mapping[Use, tuple[Kernel, float]] = MappingProxyType(
+    {"output": ("compiled", 1.15), "forward": ("native", 1.05), "input_gradient": ("native", 1.05)}
+)
+"""What goes through memory less often than others, and is left where another takes less than 1/(the number) of its
+time. Cores share memory, and what a slice makes (logits, results in fp32 before they are rounded to 16 bits) fits a
+cache: on one core, and on slices, it hardly shows (figures: docs/design/04-products-by-measurement.md)."""
 HOPELESS = 4.0
 """Times as slow as the fastest on a small product: not tried on larger ones."""
 SECONDS = 0.4
@@ -288,7 +289,7 @@ def chosen(measured: Sequence[Seconds], usual: Kernels) -> Kernels:
     """
     table: dict[Use, Kernel] = {}
     for use in measured[0]:
-        expected = {FRUGAL[use]: FRUGAL_MARGIN} if use in FRUGAL else {}
+        expected = dict([FRUGAL[use]]) if use in FRUGAL else {}
         expected.setdefault(getattr(usual, use), CLEARLY)
         table[use] = _fastest([seconds[use] for seconds in measured], expected)
     return replace(usual, **table)
