@@ -110,10 +110,11 @@ def write(report: Mapping[str, Any]) -> str:
 
 def heading(report: Mapping[str, Any]) -> str:
     machine = report["hardware"]
+    dropout = f"dropout {report['dropout']}" if report.get("dropout") else "no dropout"
     toy = "**A toy model: this tried the scripts, and measured nothing.**\n\n" if report["tiny"] else ""
     return f"""# Training speed, {report["date"][:10]}, {machine["cpu"]}, {machine["cores"]} cores
 
-{toy}GPT-2 style, 6 layers, hidden 384, 6 heads, sequence 256, vocabulary 50,304, micro-batch 4, tied head, no dropout,
+{toy}GPT-2 style, 6 layers, hidden 384, 6 heads, sequence 256, vocabulary 50,304, micro-batch 4, tied head, {dropout},
 fused AdamW, clipping at 1.0. Rows: `one-2` and `one-1` are one process with 2 and 1 threads; `tp` and `dp` are two
 ranks with one thread each. {report["rounds"]} round(s) in alternation, {report["warmup"]} + {report["steps"]} steps a
 run.

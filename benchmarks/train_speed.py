@@ -53,6 +53,8 @@ class Contestant:
     modes: tuple[str, ...] = MODES
     options: tuple[str, ...] = field(default=())
     python: str = sys.executable
+    drops: bool = False
+    """Whether it has dropout."""
     root: Path = hardware.ROOT
     """The checkout whose `benchmarks` and `src` run."""
 
@@ -67,16 +69,16 @@ LAYOUTS = (("one", 2), ("one", 1), *((mode, 1) for mode in ("tp", "sp", "pp", "d
 ROWS = tuple(Row(dtype, mode, threads) for dtype in ("fp32", "bf16") for mode, threads in LAYOUTS)
 SWITCHED = "-onednn"
 PEERS = (
-    Contestant("plain", "benchmarks.plain_gpt", "torch", ("one", "tp", "dp", "zero3")),
+    Contestant("plain", "benchmarks.plain_gpt", "torch", ("one", "tp", "dp", "zero3"), drops=True),
     Contestant("pipelining", "benchmarks.peers.torch_pipeline_step", "torch", ("pp",)),
-    Contestant("compile", "benchmarks.plain_gpt", "torch", ("one", "dp"), ("--compile",)),
+    Contestant("compile", "benchmarks.plain_gpt", "torch", ("one", "dp"), ("--compile",), drops=True),
     Contestant("transformers", "benchmarks.peers.transformers_step", "transformers", ("one", "dp")),
     Contestant("deepspeed", "benchmarks.peers.deepspeed_step", "deepspeed", ("one", "dp", "zero1", "zero2", "zero3")),
     Contestant("megatron", "benchmarks.peers.megatron_step", "megatron.core", ("one", "tp", "pp", "dp", "zero1")),
     Contestant("litgpt", "benchmarks.peers.litgpt_step", "litgpt", ("one", "dp")),
 )
 CONTESTANTS = (
-    Contestant("colonnade", "benchmarks.colonnade_step", "colonnade.train"),
+    Contestant("colonnade", "benchmarks.colonnade_step", "colonnade.train", drops=True),
     *PEERS,
     *(replace(peer, name=peer.name + SWITCHED, options=(*peer.options, "--onednn")) for peer in PEERS),
 )
@@ -94,7 +96,9 @@ def choose(line: argparse.Namespace) -> tuple[list[Contestant], list[str]]:
         contestant = replace(known, python=pythons.get(known.name.removesuffix(SWITCHED), known.python))
         if known.name not in line.contestants:
             continue
-        if contestant.is_installed():
+        if line.dropout and not contestant.drops:
+            absent.append(f"{known.name}: has no dropout here")
+        elif contestant.is_installed():
             present.append(contestant)
         else:
             absent.append(f"{known.name}: {known.imports} is not importable by {contestant.python}")
@@ -108,6 +112,7 @@ def run(contestant: Contestant, row: Row, line: argparse.Namespace) -> dict[str,
     module = ["-m", contestant.module, "--mode", row.mode, "--dtype", row.dtype, "--threads", str(row.threads)]
     module += ["--steps", str(line.steps), "--warmup", str(line.warmup), *contestant.options]
     module += ["--tiny"] if line.tiny else []
+    module += ["--dropout", str(line.dropout)] if line.dropout else []
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if row.mode != "one" else []
     environment = {**os.environ, "OMP_NUM_THREADS": str(row.threads), "TOKENIZERS_PARALLELISM": "false"}
     environment["PYTHONPATH"] = str(contestant.root / "src")
@@ -205,6 +210,7 @@ def read_line() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=2, help="times that a run is repeated while cores are slow")
     parser.add_argument("--quick", action="store_true", help="Colonnade and plain PyTorch only, one short round")
     parser.add_argument("--tiny", action="store_true", help="a toy model: tries the scripts, measures nothing")
+    parser.add_argument("--dropout", type=float, default=0.0, help="of contestants that have it: 0.1 is GPT-2's")
     parser.add_argument("--output", type=Path, help="results file without its ending")
     line = parser.parse_args()
     line.contestants = line.contestants or (list(QUICK) if line.quick else names)
@@ -231,6 +237,7 @@ def main() -> None:
         "steps": line.steps,
         "warmup": line.warmup,
         "tiny": line.tiny,
+        "dropout": line.dropout,
         "absent": absent,
         "limits": None if line.tiny else limits.measured(),
         "before": hardware.commit(line.before) if line.before else None,

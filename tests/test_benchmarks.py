@@ -29,7 +29,7 @@ from benchmarks.colonnade_step import build_step
 from benchmarks.pace import pace
 from benchmarks.paper import measured
 from benchmarks.paper.measured import Here, Took, gathered_at_need
-from benchmarks.peers.reference import TINY, Task
+from benchmarks.peers.reference import TINY, Task, read_task
 from benchmarks.planner_time import VOCAB, case
 from colonnade.config.schema import Config
 from colonnade.launch import agreement
@@ -197,6 +197,23 @@ def test_a_run_is_repeated_while_cores_are_slow_and_marked_where_they_stay_so(mo
     losses = {"first_loss": 6.0, "last_loss": 5.0, "others": 0.0}
     marked = [speed_table.progress({**each, **losses}) for each in found]
     assert ["pace" in each for each in marked] == [False, False, True]
+
+
+def test_a_comparison_with_dropout_is_of_those_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_speed.Contestant, "is_installed", lambda _: True)
+    names = [contestant.name for contestant in train_speed.CONTESTANTS]
+    line = Namespace(peer_python=[], contestants=names, before=None, dropout=0.1, steps=1, warmup=1, tiny=False)
+    present, absent = train_speed.choose(line)
+    assert {each.name for each in present} == {"colonnade", "plain", "compile", "plain-onednn", "compile-onednn"}
+    assert "megatron: has no dropout here" in absent and len(present) + len(absent) == len(names)
+    asked: list[list[str]] = []
+    monkeypatch.setattr(train_speed, "_finish", lambda command, *_: (asked.append(command) or "", 1))  # type: ignore[func-returns-value]
+    train_speed.run(present[0], train_speed.Row("bf16", "one", 1), line)
+    monkeypatch.setattr(sys, "argv", ["step", *asked[0][3:]])
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    assert read_task()[0].dropout == 0.1
+    present, _ = train_speed.choose(Namespace(**{**vars(line), "dropout": 0.0}))
+    assert len(present) == len(names)
 
 
 def test_the_pace_is_that_of_the_slowest_core() -> None:

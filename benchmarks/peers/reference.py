@@ -51,7 +51,7 @@ class Task:
     weight_decay: float = 0.1
     gradient_clip: float = 1.0
     dropout: float = 0.0
-    """Behind the embedding, of attention's probabilities and before each residual; `benchmarks.gpu_speed` alone."""
+    """Behind the embedding, of attention's probabilities and before each residual. Not all contestants have it."""
     device: Literal["cpu", "cuda"] = "cpu"
 
     @property
@@ -108,6 +108,7 @@ def read_task(parser: argparse.ArgumentParser | None = None) -> tuple[Task, argp
     parser.add_argument("--tiny", action="store_true", help="a toy model: tries the script, measures nothing")
     parser.add_argument("--size", choices=SIZES, default="reference", help="the model")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dropout", type=float, default=0.0, help="chance of being dropped, everywhere")
     parser.add_argument("--onednn", action="store_true", help="fp32 products by oneDNN (matmul precision medium)")
     line = parser.parse_args()
     size = SIZES["tiny" if line.tiny else line.size]
@@ -116,7 +117,8 @@ def read_task(parser: argparse.ArgumentParser | None = None) -> tuple[Task, argp
     torch.set_num_threads(line.threads)
     if line.onednn:
         torch.set_float32_matmul_precision("medium")
-    return Task(line.mode, line.dtype, line.threads, line.steps, line.warmup, device=line.device, **size), line
+    more = {"dropout": line.dropout, "device": line.device}
+    return Task(line.mode, line.dtype, line.threads, line.steps, line.warmup, **more, **size), line
 
 
 def num_ranks() -> int:
