@@ -758,7 +758,7 @@ struct Stream {
 struct Streams {
   const int32_t* data = nullptr;
   int64_t size = 0;
-  Streams() = default;  // of which each is nothing
+  Streams() = default;  // none: nothing is drawn
   explicit Streams(const Tensor& x) : data(x.const_data_ptr<int32_t>()), size(x.size(1)) {
     TORCH_CHECK(x.is_contiguous() && x.dim() == 2 && x.size(0) == 2, "offsets and gammas of streams in one piece");
   }

@@ -57,7 +57,7 @@ megabyte is half full."""
 NARROWEST, WIDEST = 64, 512
 """[columns] Of such a block, however wide a layer is."""
 TIME_LIMIT = 300.0
-"""[seconds] Compiling takes about 15."""
+"""[seconds] Compiling takes about 20."""
 ELSEWHERE = "set XDG_CACHE_HOME to a folder that can be written"
 """What to do about the folder for kernels."""
 
