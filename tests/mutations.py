@@ -9294,6 +9294,13 @@ MUTATIONS = [
         ("tests/kernels/test_compiled_random.py",),
     ),
     Mutation(
+        "a plan of compiled attention with dropout widens operands that a run keeps as they are",
+        "kernels/attention.py",
+        "            return _fused(q, k, v, is_causal=mask.causal)",
+        "            return attend(q, k, v, mask, products=products)",
+        ("tests/planner/test_kept.py",),
+    ),
+    Mutation(
         "attention with dropout is compiled where a window hides keys",
         "kernels/attention.py",
         "if mask.is_plain(q.shape[2]) and _drops_compiled(q, products):",

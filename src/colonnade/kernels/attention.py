@@ -72,8 +72,8 @@ def attend_with_dropout(
     backward the probabilities are computed and the mask is drawn again.
     """
     if mask.is_plain(q.shape[2]) and _drops_compiled(q, products):
-        if q.is_meta:  # torch's fused operator keeps as much
-            return attend(q, k, v, mask, products=products)
+        if q.is_meta:  # torch's fused operator keeps as much, of operands as they are
+            return _fused(q, k, v, is_causal=mask.causal)
         fused: Tensor = apply(_CompiledAttention, q, k, v, mask.causal, dropout)
         return fused
     how = _How(mask, _scale(q), None, dropout, recompute, products or usual())
