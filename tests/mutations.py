@@ -2308,6 +2308,13 @@ MUTATIONS = [
         ("tests/kernels/test_timing.py",),
     ),
     Mutation(
+        "where the usual kernel writes 16 bits it is left for a little",
+        "kernels/timing.py",
+        "expected.setdefault(getattr(usual, use), CLEARLY)",
+        "expected[getattr(usual, use)] = CLEARLY",
+        ("tests/kernels/test_timing.py",),
+    ),
+    Mutation(
         "logits that go through memory are taken where they are no faster",
         "kernels/timing.py",
         "expected = dict([FRUGAL[use]]) if use in FRUGAL else {}",
@@ -9242,6 +9249,20 @@ MUTATIONS = [
         "kernels/compiled.cpp",
         "ds[j] = stored<M>(e * (g[j] * factor - mean) * scale_);",
         "ds[j] = stored<M>(e * (g[j] - mean) * scale_);",
+        ("tests/kernels/test_compiled_random.py",),
+    ),
+    Mutation(
+        "compiled attention drops the least element that is to be kept",
+        "kernels/compiled.cpp",
+        "to[j] = x[j] >= least ? scale : 0.0f;",
+        "to[j] = x[j] > least ? scale : 0.0f;",
+        ("tests/kernels/test_compiled_random.py",),
+    ),
+    Mutation(
+        "compiled attention scales what it keeps by the chance that was asked for, not that of its masks",
+        "kernels/compiled.py",
+        "dropped_values(drop) - SIGNED, 1.0 / (1.0 - drop_probability(drop))",
+        "dropped_values(drop) - SIGNED, 1.0 / (1.0 - drop)",
         ("tests/kernels/test_compiled_random.py",),
     ),
     Mutation(

@@ -26,8 +26,8 @@ BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 CPU = torch.device("cpu")
 COMPILED = Products(*3 * [Kernels(attention="compiled")])
 SPELLED_OUT = Products(*3 * [Kernels(attention="native")])
-DROP = 0.125
-"""A fraction of 2¹⁶."""
+DROP = 0.1
+"""No fraction of 2¹⁶: what is dropped, and what the rest is scaled by, is the next one."""
 
 
 def keys_of(count: int) -> np.ndarray:
@@ -121,6 +121,9 @@ def test_elements_past_the_end_of_a_stream_are_refused() -> None:
         compiled.keep_mask(keys_of(1), (1 << 33) - 2, 4, DROP)
     with pytest.raises(AssertionError, match="a stream has"):
         compiled.normal_(torch.empty(1, 4), keys_of(1), (1 << 31) - 2, 1.0)
+    q = torch.ones(1, 1, 1, 2).expand(1, 1, (1 << 16) + 1, 2)
+    with pytest.raises(AssertionError, match="int32 counts"):
+        compiled.attend(q, q, q, 1.0, causal=True, streams=keys_of(1), drop=DROP)
 
 
 # --- normal numbers ---------------------------------------------------------------------------------------------------
@@ -248,7 +251,8 @@ def attended(
     return [y.detach(), *torch.autograd.grad(y, given, grad)]
 
 
-ATTENTION = [(2, 3, 7, 6), (1, 2, 65, 64), (2, 1, 64, 16), (2, 2, 129, 80), (1, 1, 3, 2), (1, 2, 200, 32)]
+ATTENTION = [(2, 3, 7, 6), (1, 2, 65, 64), (2, 1, 64, 16), (2, 2, 129, 80), (1, 2, 17, 2), (1, 4, 400, 8)]
+"""b, n, s, d. Of so many elements as the last has, some are the least that is kept, as 16 bits."""
 
 
 @pytest.mark.usefixtures("loaded")

@@ -159,8 +159,9 @@ def test_what_spares_memory_is_left_only_for_what_is_clearly_faster_too() -> Non
 def test_results_of_16_bits_are_written_as_such_where_that_is_about_as_fast(use: Use) -> None:
     """A slice's in fp32 fit a cache, and a model's do not."""
     for native, expected in ((1.04, "native"), (1.06, "compiled")):
-        found = chosen([{use: {"blas": 2.0, "native": native, "compiled": 1.0}}], WIDENED)
-        assert getattr(found, use) == expected
+        for usual in (WIDENED, BF16_UNITS):
+            found = chosen([{use: {"blas": 2.0, "native": native, "compiled": 1.0}}], usual)
+            assert getattr(found, use) == expected
 
 
 def test_several_processors_get_what_suits_the_one_that_likes_it_least() -> None:

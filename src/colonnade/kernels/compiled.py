@@ -166,7 +166,9 @@ def attend(
     fused kernel. They are dropped as `randomness.keep_mask` says, by a stream for each head of each sample, uint64
     [b · n], in which query i and key j are element i · s + j (None: nothing is dropped). No mask is in memory.
     """
-    out, lse = torch.ops.colonnade.attend(*map(_by_features, (q, k, v)), scale, causal, *_dropped(streams, drop))
+    out, lse = torch.ops.colonnade.attend(
+        *map(_by_features, (q, k, v)), scale, causal, *_dropped(streams, drop, q.shape[2])
+    )
     return out, lse
 
 
@@ -185,7 +187,7 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v from that of `out`: [b, n, s, d] each. The probabilities are computed again."""
     heads = map(_by_features, (grad, q, k, v, out))
-    dq, dk, dv = torch.ops.colonnade.attend_backward(*heads, lse, scale, causal, *_dropped(streams, drop))
+    dq, dk, dv = torch.ops.colonnade.attend_backward(*heads, lse, scale, causal, *_dropped(streams, drop, q.shape[2]))
     return dq, dk, dv
 
 
@@ -264,9 +266,11 @@ def adamw_(
     torch.ops.colonnade.adamw_(weights, gradients, exp_avg, exp_avg_sq, rounded, *numbers)
 
 
-def _dropped(streams: np.ndarray | None, drop: float) -> tuple[Tensor | None, int, float]:
-    kept_scale = 1.0 / (1.0 - drop_probability(drop))
-    return None if streams is None else _streams(streams, 0), dropped_values(drop) - SIGNED, kept_scale
+def _dropped(streams: np.ndarray | None, drop: float, positions: int) -> tuple[Tensor | None, int, float]:
+    if streams is None:
+        return None, 0, 1.0
+    check_range(0, (positions**2 + 1) // 2)
+    return _streams(streams, 0), dropped_values(drop) - SIGNED, 1.0 / (1.0 - drop_probability(drop))
 
 
 def _streams(keys: np.ndarray, word: int) -> Tensor:
