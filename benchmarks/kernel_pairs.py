@@ -77,11 +77,7 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
     q, k, v = (drawn(*heads).requires_grad_() for _ in range(3))  # [b, n, s, d]
     kernels = Kernels("native", "native", "compiled", "compiled", "compiled")
     products = Products(kernels, kernels, kernels)
-    norm, masks = Norm(h, epsilon=1e-5), Masks(1, np.arange(task.micro_batch_size))
-    shape = ModelConfig(hidden_size=h, num_heads=task.num_heads, attention_dropout=DROP)
-    layer = Attention(shape, Parallel(Mesh().tp, products=products)).to(dtype)
-    stream = drawn(task.seq_length, task.micro_batch_size, h).requires_grad_()
-    gpt = GPT(ModelConfig(hidden_size=h, num_heads=1, num_layers=1, seq_length=1), vocab, Parallel(Mesh().tp))
+    norm = Norm(h, epsilon=1e-5)
     exact, by_tanh = (
         MLP(ModelConfig(hidden_size=h, activation=name), Parallel(Mesh().tp)) for name in ("gelu", "gelu_tanh")
     )
@@ -106,9 +102,7 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
         y = mlp._activated(inner)
         torch.autograd.grad(y, inner, torch.ones_like(y))
 
-    def differentiated(y: torch.Tensor) -> None:
-        torch.autograd.grad(y, stream, torch.ones_like(y))
-
+    stream = drawn(task.seq_length, task.micro_batch_size, h).requires_grad_()
     return {
         OUTPUT: lost,
         WEIGHT: lambda: add_product_(of_weight, outputs, inputs, "compiled"),
@@ -116,6 +110,22 @@ def make_calls(dtype: torch.dtype, task: Task) -> Mapping[str, Callable[[], obje
         NORM: normed,
         GELU: lambda: activated(exact),
         TANH: lambda: activated(by_tanh),
+        **random_calls(stream, task, products),
+    }
+
+
+def random_calls(stream: torch.Tensor, task: Task, products: Products) -> Mapping[str, Callable[[], object]]:
+    """What draws random numbers. `stream`: [s, b, h]."""
+    h, masks = task.hidden_size, Masks(1, np.arange(task.micro_batch_size))
+    shape = ModelConfig(hidden_size=h, num_heads=task.num_heads, attention_dropout=DROP)
+    layer = Attention(shape, Parallel(Mesh().tp, products=products)).to(stream.dtype)
+    small = ModelConfig(hidden_size=h, num_heads=1, num_layers=1, seq_length=1)
+    gpt = GPT(small, task.vocab_size, Parallel(Mesh().tp))
+
+    def differentiated(y: torch.Tensor) -> None:
+        torch.autograd.grad(y, stream, torch.ones_like(y))
+
+    return {
         DROPPED: lambda: differentiated(layer(stream, 0, masks)),
         DROPOUT: lambda: differentiated(dropout(stream, DROP, masks, Purpose.RESIDUAL_DROPOUT)),
         DRAWN: lambda: initialize_(gpt, Mesh().tp, 1),

@@ -73,12 +73,20 @@ def check_range(start: int, count: int) -> None:
     assert count <= 1 << 31, f"{count} words of a stream at once: int32 counts to 2^31"
 
 
+def words_of(start: int, count: int) -> tuple[int, int]:
+    """(first, how many) of the words that have elements `start … start + count` of 16 bits, two to a word."""
+    first = start // 2
+    number = (start + count + 1) // 2 - first
+    check_range(first, number)
+    return first, number
+
+
 def uniform_16bit(keys: np.ndarray, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
     """Elements `start … start + count` of every stream, two to a word: int16 [len(keys), count], uniform on all 2¹⁶
     values.
     """
-    first, last = start // 2, (start + count + 1) // 2
-    halves = words(keys, first, last - first, device).view(torch.int16)
+    first, number = words_of(start, count)
+    halves = words(keys, first, number, device).view(torch.int16)
     return halves[:, start - 2 * first : start - 2 * first + count]
 
 
@@ -93,7 +101,7 @@ def uniform(keys: np.ndarray, start: int, count: int, device: torch.device | str
 
 def keep_mask(keys: np.ndarray, start: int, count: int, drop: float, device: torch.device | str = "cpu") -> Tensor:
     """True where an element is kept: bool [len(keys), count]. The chance of False is `drop_probability(drop)`."""
-    return uniform_16bit(keys, start, count, device) >= dropped_values(drop) - 32768
+    return uniform_16bit(keys, start, count, device) >= least_kept(drop)
 
 
 def dropped_values(drop: float) -> int:
@@ -101,9 +109,19 @@ def dropped_values(drop: float) -> int:
     return min(round(drop * 65536), 65535)
 
 
+def least_kept(drop: float) -> int:
+    """The least element that is kept, as an integer of 16 bits with a sign."""
+    return dropped_values(drop) - 32768
+
+
 def drop_probability(drop: float) -> float:
     """`drop` as masks realise it: rounded to a multiple of 2⁻¹⁶ below 1. Scale what is kept by 1 / (1 − this)."""
     return dropped_values(drop) / 65536
+
+
+def kept_scale(drop: float) -> float:
+    """What is kept is multiplied with this, so that the mean stays."""
+    return 1.0 / (1.0 - drop_probability(drop))
 
 
 def normal(keys: np.ndarray, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:

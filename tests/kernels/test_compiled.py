@@ -31,6 +31,7 @@ from colonnade.mesh.mesh import Mesh
 from colonnade.planner.live import LiveTensors
 from colonnade.planner.stand_in import StandIn
 from colonnade.tensor_parallel.cross_entropy import output_loss
+from tests.kernels.exactness import assert_as_exact
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = (BF16, FP16, FP32)
@@ -645,11 +646,7 @@ def test_attention_is_as_exact_as_torchs_fused_kernel(
     exact = attended(*(x.double() for x in (q, k, v, grad)), mask, Products())
     found = attended(q, k, v, grad, mask, COMPILED)
     torchs = attended(q, k, v, grad, mask, Products(bf16=AS_THEY_ARE))
-    for ours, theirs, right in zip(found, torchs, exact, strict=True):
-        assert ours.dtype is dtype and ours.shape == right.shape
-        rounding = 0.004 if dtype is BF16 else 1e-6
-        limit = max(1.5 * float((theirs.double() - right).norm()), rounding * float(right.norm()))
-        assert float((ours.double() - right).norm()) <= limit + 1e-6
+    assert_as_exact(found, torchs, exact, dtype)
 
 
 @pytest.mark.usefixtures("units")

@@ -20,6 +20,7 @@ from colonnade.model.gpt import GPT
 from colonnade.model.initialize import initialize_
 from colonnade.randomness import Purpose, stream_keys
 from colonnade.tensor_parallel.parallel import Parallel
+from tests.kernels.exactness import assert_as_exact
 from tests.model.kept import Kept
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
@@ -265,11 +266,7 @@ def test_attention_drops_what_the_mask_drops(size: tuple[int, int, int, int], ca
     exact = attended(*(x.double() for x in given), drops, SPELLED_OUT, mask=mask)
     found = attended(*given, drops, COMPILED, mask=mask)
     theirs = attended(*given, drops, SPELLED_OUT, mask=mask)
-    for ours, spelled, right in zip(found, theirs, exact, strict=True):
-        assert ours.dtype is dtype and ours.shape == right.shape
-        rounding = 0.004 if dtype is BF16 else 1e-6
-        limit = max(1.5 * float((spelled.double() - right).norm()), rounding * float(right.norm()))
-        assert float((ours.double() - right).norm()) <= limit + 1e-6
+    assert_as_exact(found, theirs, exact, dtype)
 
 
 @pytest.mark.usefixtures("loaded")

@@ -989,8 +989,8 @@ class Attention {
  public:
   Attention(int64_t s, int64_t d, float scale, bool causal, const Drop& drop, bool backward)
       : s_(s), d_(d), width_(padded<M>(s)), scale_(scale), drop_(drop), sight_{s, causal}, all_{0, s}, features_{0, d},
-        drawn_(DROPS ? s / 2 + 1 : 0), factors_(DROPS ? s : 0), scores_(QUERIES * s), sums_(QUERIES * d), probabilities_(QUERIES * width_),
-        keys_(d, s), values_(backward ? d : s, backward ? s : d), keys_by_rows_(backward ? s : 0, d),
+        drawn_(DROPS ? s / 2 + 1 : 0), factors_(DROPS ? s : 0), scores_(QUERIES * s), sums_(QUERIES * d),
+        probabilities_(QUERIES * width_), keys_(d, s), values_(backward ? d : s, backward ? s : d), keys_by_rows_(backward ? s : 0, d),
         queries_(backward ? QUERIES : 0, d), outputs_(backward ? QUERIES : 0, d) {
     if (!backward) return;
     gradients_.resize(QUERIES * s), differences_.resize(QUERIES * width_), transposed_.resize(QUERIES * s);
@@ -1133,8 +1133,8 @@ void check_heads(const Tensor& x, const Tensor& like) {
   TORCH_CHECK(x.size(3) % 2 == 0 && x.size(3) > 0 && x.size(2) > 0, "an even number of features");
 }
 
-// Calls work(attention, streams of heads, begin, end) for parts of the heads of q [b, n, s, d], in as many threads as there
-// are. `dropped`: a stream for each head (none: nothing is dropped).
+// Calls work(attention, i, stream of what is dropped) for each head i of q [b, n, s, d], in as many threads as there are.
+// `dropped`: a stream for each head (none: nothing is dropped).
 template <typename T, typename F>
 void attend_all(const Tensor& q, float scale, bool causal, const std::optional<Tensor>& dropped, const Drop& drop,
                 bool backward, F work) {

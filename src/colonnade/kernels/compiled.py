@@ -38,7 +38,7 @@ from torch import Tensor
 
 from colonnade.atomic import written
 from colonnade.errors import REFUSED_BY_THE_DISK
-from colonnade.randomness import NORMAL_RATIOS, check_range, drop_probability, dropped_values, offset_and_gamma
+from colonnade.randomness import NORMAL_RATIOS, check_range, kept_scale, least_kept, offset_and_gamma, words_of
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 COMPILERS = ("c++", "g++", "clang++")
@@ -49,8 +49,6 @@ NUMBERS = (torch.bfloat16, torch.float16, torch.float32)
 """What `kept` multiplies."""
 NORMAL = (torch.float32, torch.float64)
 """What `normal_` fills."""
-SIGNED = 1 << 15
-"""What kernels take off an integer of 16 bits: theirs have a sign."""
 BLOCK = 1 << 18
 """[bytes] Of an output layer's table, that are multiplied at a time: of two packed copies of them, an L2 cache of a
 megabyte is half full."""
@@ -193,10 +191,9 @@ def attend_backward(
 
 def keep_mask(keys: np.ndarray, start: int, count: int, drop: float) -> Tensor:
     """As `randomness.keep_mask`."""
-    first = start // 2
-    check_range(first, (start + count + 1) // 2 - first)
-    least = dropped_values(drop) - SIGNED
-    keep: Tensor = torch.ops.colonnade.keep_mask(_streams(keys, first), start - 2 * first, count, least)
+    first, _ = words_of(start, count)
+    streams, skipped = _streams(keys, first), start - 2 * first
+    keep: Tensor = torch.ops.colonnade.keep_mask(streams, skipped, count, least_kept(drop))
     return keep
 
 
@@ -269,8 +266,8 @@ def adamw_(
 def _dropped(streams: np.ndarray | None, drop: float, positions: int) -> tuple[Tensor | None, int, float]:
     if streams is None:
         return None, 0, 1.0
-    check_range(0, (positions**2 + 1) // 2)
-    return _streams(streams, 0), dropped_values(drop) - SIGNED, 1.0 / (1.0 - drop_probability(drop))
+    first, _ = words_of(0, positions**2)
+    return _streams(streams, first), least_kept(drop), kept_scale(drop)
 
 
 def _streams(keys: np.ndarray, word: int) -> Tensor:

@@ -16,7 +16,7 @@ from colonnade import randomness
 from colonnade.gpu_kernels import takes
 from colonnade.kernels import compiled, gpu
 from colonnade.mesh.autograd import apply
-from colonnade.randomness import Purpose, drop_probability, dropped_values, name_id, stream_keys
+from colonnade.randomness import Purpose, dropped_values, kept_scale, name_id, stream_keys
 
 
 def keep_mask(keys: np.ndarray, start: int, count: int, drop: float, device: torch.device) -> Tensor:
@@ -103,7 +103,7 @@ class ProbabilityDropout:
     @property
     def kept_scale(self) -> float:
         """What is kept is multiplied with this."""
-        return 1.0 / (1.0 - drop_probability(self.drop))
+        return kept_scale(self.drop)
 
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor:
         """True where a probability is kept: bool [b, n, queries, keys]."""
@@ -141,7 +141,7 @@ def dropout(x: Tensor, drop: float, masks: Masks | None, purpose: Purpose, layer
 
 def scaled_dropout(x: Tensor, keep: Tensor, drop: float) -> Tensor:
     """x where `keep`, scaled up by what is dropped on average, else 0."""
-    y: Tensor = apply(_Dropout, x, keep, 1.0 / (1.0 - drop_probability(drop)))
+    y: Tensor = apply(_Dropout, x, keep, kept_scale(drop))
     return y
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from colonnade.gpu_kernels import kernels, takes
-from colonnade.randomness import check_range, offset_and_gamma
+from colonnade.randomness import offset_and_gamma, words_of
 from colonnade.upload import upload
 
 _MASK_BLOCK = 1024
@@ -24,8 +24,7 @@ def keep_mask(keys: np.ndarray, start: int, count: int, least: int, device: torc
     """True where the element of a stream is `least` or more, as an integer of 16 bits without sign: elements
     `start … start + count` of every stream of `keys`, bool [len(keys), count]. See `randomness.uniform_16bit`.
     """
-    first = start // 2
-    check_range(first, (start + count + 1) // 2 - first)
+    first, _ = words_of(start, count)
     streams = upload(torch.from_numpy(np.stack(offset_and_gamma(keys, first))), device)
     keep = torch.empty((len(keys), count), dtype=torch.bool, device=device)
     blocks = -(-count // _MASK_BLOCK)

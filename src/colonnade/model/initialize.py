@@ -42,13 +42,14 @@ def _fill_rows_(place: Placement, name: str, std: float, seed: int, device: torc
     """
     real = place.real(place.parameter)
     (row, column), (num_rows, num_columns) = place.offsets, real.shape
-    if compiled.is_loaded() and device.type == "cpu" and real.dtype in compiled.NORMAL:
-        keys = stream_keys(seed, Purpose.INITIAL_WEIGHT, name_id(name), last=range(row, row + num_rows))
-        compiled.normal_(real, keys, column, std)
-        return
-    step = max(1, (_ON_A_GPU if device.type == "cuda" else _ELEMENTS_AT_ONCE) // max(1, num_columns))
+    in_a_pass = compiled.is_loaded() and device.type == "cpu" and real.dtype in compiled.NORMAL
+    elements = real.numel() if in_a_pass else _ON_A_GPU if device.type == "cuda" else _ELEMENTS_AT_ONCE
+    step = max(1, elements // max(1, num_columns))
     for first in range(0, num_rows, step):
         rows = range(row + first, row + min(first + step, num_rows))
         keys = stream_keys(seed, Purpose.INITIAL_WEIGHT, name_id(name), last=rows)
+        if in_a_pass:
+            compiled.normal_(real[first : first + len(rows)], keys, column, std)
+            continue
         values: Tensor = normal(keys, column, num_columns, device) * std
         real[first : first + len(rows)] = values.to(real.dtype)  # before it crosses from a GPU
